@@ -85,6 +85,7 @@ const (
 	FlowOffload = DatapathFlowKindFLOW_OFFLOAD
 	FlowRSTHeld = DatapathFlowKindFLOW_RST_HELD
 	FlowPair    = DatapathFlowKindFLOW_PAIR
+	FlowCTNAT   = DatapathFlowKindFLOW_CT_NAT
 
 	FlowSYNSent     = DatapathFlowStateFLOW_SYN_SENT
 	FlowSYNRecv     = DatapathFlowStateFLOW_SYN_RECV

@@ -22,13 +22,15 @@ var kernelTypes = sync.OnceValues(func() (*btf.Spec, bool) {
 	if err != nil {
 		return nil, false
 	}
-	var net *btf.Struct
-	if types.TypeByName("net", &net) != nil ||
-		!slices.ContainsFunc(net.Members, func(m btf.Member) bool { return m.Name == "dev_by_index" }) {
-		return nil, false
-	}
-	return types, callsKernel(types, net) == nil
+	net, ok := structWith(types, "net", "dev_by_index")
+	return types, ok && callsKernel(types, net) == nil
 })
+
+// structWith returns a structure of the kernel, and whether there is one with that member.
+func structWith(types *btf.Spec, name, member string) (s *btf.Struct, ok bool) {
+	ok = types.TypeByName(name, &s) == nil && slices.ContainsFunc(s.Members, func(m btf.Member) bool { return m.Name == member })
+	return s, ok
+}
 
 // callsKernel loads a program that calls the functions and reads what the first returns, for which CAP_BPF is not enough.
 func callsKernel(types *btf.Spec, net *btf.Struct) error {
@@ -81,6 +83,17 @@ func withoutKernelCalls(programs map[string]*ebpf.ProgramSpec) map[string]*ebpf.
 		}
 	}
 	return changed
+}
+
+// SeesConntrack reports whether the loaded programs can read conntrack's entries, and so repeat what the host's rules
+// translate. The kernel has their types also where nf_conntrack is a module that is not loaded yet.
+func (d *Datapath) SeesConntrack() bool {
+	types, err := btf.LoadKernelSpec()
+	if err != nil || d.Config.SeesHooks == 0 {
+		return false
+	}
+	_, ok := structWith(types, "nf_conn", "tuplehash")
+	return ok
 }
 
 // StackHooks returns what the host's stack has at a device for forwarded packets of a family, as the loaded programs see

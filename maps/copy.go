@@ -14,9 +14,9 @@ import (
 // packet that opens or continues a connection.
 func FillCopy(c *loader.Copy) error {
 	now, err := nowTicks()
-	upToDate := func(e *bpf.FlowEntry) { // so that no program clones a packet for conntrack
-		if e.Key.Kind == bpf.FlowOffload && Protocol(e.Key.Protocol) == TCP {
-			o := (*bpf.Offload)(unsafe.Pointer(&e.Flow))
+	upToDate := func(e *bpf.FlowEntry) { // so that no program clones a packet for conntrack, or leaves its translation to the stack
+		o := (*bpf.Offload)(unsafe.Pointer(&e.Flow))
+		if e.Key.Kind == bpf.FlowOffload && (Protocol(e.Key.Protocol) == TCP || o.Translated != 0) {
 			o.CtSeen, o.CtAcked = now, [2]uint32{o.CtAck[1], o.CtAck[0]}
 		}
 	}

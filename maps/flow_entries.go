@@ -23,6 +23,7 @@ type FlowEntry struct {
 	Idle    time.Duration // since its last packet; those of the forwarding cache are recorded once per second
 	Replied bool          // both sides have sent
 	Expired bool          // idle for longer than its state allows, so another flow may replace it
+	CT      uint64        // bpf.FlowCTNAT: as in OffloadEntry
 }
 
 // FlowEntries lists all flows with their times, in no particular order.
@@ -120,13 +121,17 @@ func flowEntryOf(dp *loader.Datapath, key bpf.FlowKey, value bpf.Flow, now uint3
 	if idle == 0 {
 		now = value.LastSeen // which may be later
 	}
-	return FlowEntry{
+	e := FlowEntry{
 		Flow:    flowOf(key, value),
 		Age:     max(time.Duration(uint16(now)-value.Created)*tick, idle),
 		Idle:    idle,
 		Replied: value.Flags&bpf.FlowReplied != 0,
 		Expired: isExpired(dp, value, now),
 	}
+	if key.Kind == bpf.FlowCTNAT {
+		e.CT, e.Replied = (*bpf.CtNAT)(unsafe.Pointer(&value)).Ct, true
+	}
+	return e
 }
 
 // sinceTick returns the time since then, or 0 if then is later than now.
@@ -140,6 +145,7 @@ type OffloadEntry struct {
 	FlowState FlowState         // ESTABLISHED or UDP_STREAM since the stack has delivered both sides
 	Seen      time.Duration     // since conntrack last saw it
 	Expired   bool              // as in FlowEntry
+	CT        uint64            // identifies it if the host's rules translate it, else 0; then Sides are those after translation
 }
 
 // OffloadEntries lists the connections that bypass the stack, or are about to, in no particular order.
@@ -169,6 +175,9 @@ func offloadEntryOf(key bpf.FlowKey, value bpf.Offload, now uint32) OffloadEntry
 		Sides: [2]netip.AddrPort{
 			netip.AddrPortFrom(addrOf(key.Remote), key.RemotePort), netip.AddrPortFrom(addrOf(key.Local), key.LocalPort),
 		},
+	}
+	if value.Translated != 0 {
+		e.CT = value.Ct
 	}
 	both := func(bit bpf.OffloadState) bpf.OffloadState { return bit | bit<<1 }
 	switch {

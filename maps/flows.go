@@ -17,17 +17,17 @@ import (
 // older than a container's rules (AdmitReplies).
 type Flow struct {
 	// Kind is bpf.FlowSNAT: opened by a container and masqueraded, or the host's own;
-	// bpf.FlowDNAT: opened to a container; bpf.FlowPolicy: admitted by a container's rules; or
-	// bpf.FlowRSTHeld: refused by the host.
+	// bpf.FlowDNAT: opened to a container; bpf.FlowPolicy: admitted by a container's rules;
+	// bpf.FlowRSTHeld: refused by the host; or bpf.FlowCTNAT: translated by the host's rules.
 	Kind bpf.FlowKind
 	// Remote is the other side. The port is 0 for echo requests to it.
 	Remote netip.AddrPort
 	// RemotePort is the remote's own port for DNAT: Remote has the one that the container sees.
 	RemotePort uint16
-	// Local is the masquerading address and port for SNAT, else the container's.
+	// Local is the masquerading address and port for SNAT, the opener's for CTNAT, else the container's.
 	Local netip.AddrPort
 	// NAT is the container's address and port for SNAT, the original destination for
-	// DNAT, and unused for others.
+	// DNAT, what the destination becomes for CTNAT, and unused for others.
 	NAT      netip.AddrPort
 	Protocol Protocol
 	State    FlowState
@@ -86,11 +86,21 @@ func (f Flow) translation() string {
 		return fmt.Sprintf("%s to %s, admitted by rules", local, remote)
 	case f.Kind == bpf.FlowRSTHeld:
 		return fmt.Sprintf("%s to %s, RST held back", remote, local)
+	case f.Kind == bpf.FlowCTNAT:
+		return fmt.Sprintf("%s to %s, %s by the host's rules", local, remote, f.ByHost())
 	case f.Local == f.NAT:
 		return fmt.Sprintf("%s to %s, no DNAT", remote, local)
 	default:
 		return fmt.Sprintf("%s to %s, DNAT to %s", remote, nat, local)
 	}
+}
+
+// ByHost says what the host's rules do to a connection: bpf.FlowCTNAT.
+func (f Flow) ByHost() string {
+	if f.NAT == f.Remote {
+		return "SNAT"
+	}
+	return "DNAT to " + AddrPortText(f.NAT)
 }
 
 // AddrPortText omits the port that an echo request does not have.
@@ -118,19 +128,34 @@ func isOffload(key bpf.FlowKey) bool    { return key.Kind == bpf.FlowOffload }
 func isNotOffload(key bpf.FlowKey) bool { return key.Kind != bpf.FlowOffload }
 
 // flowEntries walks those flows in flow_table whose keys are wanted. It leaves out flows of removed owners,
-// which stay until others replace them.
+// which stay until others replace them. Of those that the host's rules translate, the opener becomes the local side.
 func flowEntries(dp *loader.Datapath, wanted func(bpf.FlowKey) bool) iter.Seq2[bpf.FlowEntry, error] {
 	return func(yield func(bpf.FlowEntry, error) bool) {
 		living, err := livingOwners(dp)
 		if err == nil && dp.FlowTable != nil {
 			err = usedPlaces(dp, func(place bpf.FlowEntry) bool {
-				return !wanted(place.Key) || !living[loader.Owner(place.Flow.Owner)] || yield(place, nil)
+				if !wanted(place.Key) || !living[loader.Owner(place.Flow.Owner)] {
+					return true
+				}
+				if place.Key.Kind == bpf.FlowCTNAT && isOpenedByRemote(dp, place) {
+					k := &place.Key
+					k.Remote, k.RemotePort, k.Local, k.LocalPort = k.Local, k.LocalPort, k.Remote, k.RemotePort
+				}
+				return yield(place, nil)
 			})
 		}
 		if err != nil {
 			yield(bpf.FlowEntry{}, err)
 		}
 	}
+}
+
+// isOpenedByRemote reports whether the remote side has opened a connection that the host's rules translate. The key does not
+// say so: it is the owner's side, unless that is the server, too; then the one with the higher port, as usual.
+func isOpenedByRemote(dp *loader.Datapath, place bpf.FlowEntry) bool {
+	var e bpf.Endpoint
+	err := dp.Endpoints.Lookup(&place.Key.Remote, &e)
+	return err == nil && e.Owner == place.Flow.Owner && place.Key.Remote != place.Flow.NatAddr
 }
 
 // usedPlaces passes the used places of flow_table to use, until that returns false. The programs may change them

@@ -24,6 +24,10 @@ func TestFlowString(t *testing.T) {
 			"tcp 192.0.2.1:80 to 198.51.100.1:2000, RST held back, CLOSE"},
 		{func(f *Flow) { f.Kind, f.Protocol, f.State = bpf.FlowPolicy, 47, 77 },
 			"protocol 47 198.51.100.1:2000 to 192.0.2.1:80, admitted by rules, state 77"},
+		{func(f *Flow) { f.Kind, f.State = bpf.FlowCTNAT, FlowState(bpf.FlowEstablished) },
+			"tcp 198.51.100.1:2000 to 192.0.2.1:80, DNAT to 10.88.0.2:4000 by the host's rules, ESTABLISHED"},
+		{func(f *Flow) { f.Kind, f.NAT, f.State = bpf.FlowCTNAT, remote, FlowState(bpf.FlowEstablished) },
+			"tcp 198.51.100.1:2000 to 192.0.2.1:80, SNAT by the host's rules, ESTABLISHED"},
 	} {
 		flow := base
 		test.change(&flow)

@@ -24,7 +24,8 @@ func newFlows() *cobra.Command {
 all containers and the host, or of one container.
 
 SOURCE and DESTINATION are those of its first packet, before TRANSLATED by
-masquerading or a host port. If no entry says who has opened a connection, the
+masquerading, a host port, or "by the host": rules of the host, such as
+kube-proxy's for a service, which the datapath repeats. If no entry says who has opened a connection, the
 side with the lower port is the destination. STATE is netfilter's, or RST_HELD
 if the host has refused it, and empty if it is not known. PATH:
 
@@ -139,6 +140,9 @@ func translationOf(f admin.Flow) string {
 	}
 	if f.TranslatedDestination.IsValid() {
 		words = append(words, "to", f.TranslatedDestination.String())
+	}
+	if f.TranslatedByHost {
+		words = append(words, "by the host")
 	}
 	return strings.Join(words, " ")
 }

@@ -28,12 +28,15 @@ type status struct {
 	Connected int              `json:"connected"` // containers
 	Dead      int              `json:"dead"`      // containers without their device
 	Auto      []admin.AutoPath `json:"fastPathAuto"`
-	Warnings  []string         `json:"warnings"` // about the host
-	Detached  []string         `json:"detached"` // devices that lack programs
+	Services  bool             `json:"servicesOnFastPath"` // connections that the host's rules translate, once they are established
+	Warnings  []string         `json:"warnings"`           // about the host
+	Detached  []string         `json:"detached"`           // devices that lack programs
 	Maps      []admin.MapUse   `json:"maps"`
 	Bytes     uint64           `json:"bytes"` // of all maps
 	FlowsUse  float64          `json:"flowTableUsed"`
 	Drops     []drops.Count    `json:"drops"`
+
+	services string
 }
 
 func newStatus() *cobra.Command {
@@ -105,6 +108,7 @@ func (s *status) addHost() error {
 		others = append(others, "programs of the new uplink "+name)
 	}
 	s.Detached = append(s.Detached, others...)
+	s.services, s.Services = host.ServicesPath()
 	var errAuto error
 	s.Auto, errAuto = host.AutoPaths()
 	return errors.Join(err, errAdded, errAuto)
@@ -148,6 +152,7 @@ func (s *status) lines() []string {
 		"uplinks      " + cmp.Or(strings.Join(s.Uplinks, " "), "none"),
 		"containers   " + containers,
 		"fast path    auto acts as " + s.auto(),
+		"services     " + s.services,
 	}
 	for _, warning := range s.Warnings {
 		lines = append(lines, "warning      "+warning)

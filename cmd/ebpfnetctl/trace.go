@@ -35,9 +35,10 @@ there. PORT is 80 if it is left out, and of UDP 53; PROTO is tcp, udp or icmp,
 and tcp if it is left out. With FROM:PORT of a known connection it is the next
 packet of that one.
 
-Exits with 3 if the packet or its reply is dropped. What the host's stack
-translates (a service of kube-proxy, say) is not shown, and of its firewall the
-chains that may drop the packet: "ebpfnetctl doctor --send" shows what they do.
+Exits with 3 if the packet or its reply is dropped. What the host's rules
+translate (a service of kube-proxy, say) is shown for a known connection that is
+on the fast path, and of its firewall the chains that may drop the packet:
+"ebpfnetctl doctor --send" shows what they do.
 Real packets are shown by "ebpfnetctl drops --follow" and pwru.
 
 ` + containerHelp,

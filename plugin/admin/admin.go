@@ -238,6 +238,9 @@ func returnOffloaded(ctx context.Context, datapath *loader.Datapath, of func(map
 	for _, e := range entries {
 		if e.Protocol == maps.TCP && !e.Expired && (returns[e.Sides[0].Addr()] || returns[e.Sides[1].Addr()]) {
 			connections = append(connections, e.Sides)
+			if e.CT != 0 { // conntrack has only the server's packets with this tuple
+				connections = append(connections, [2]netip.AddrPort{e.Sides[1], e.Sides[0]})
+			}
 		}
 	}
 	err := errors.Join(errEndpoints, errEntries)

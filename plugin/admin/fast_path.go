@@ -50,6 +50,15 @@ func (o *Host) AutoPaths() ([]AutoPath, error) {
 	return paths, nil
 }
 
+// ServicesPath says which path established connections take that the host's rules translate, such as kube-proxy's. isFast:
+// the fast path.
+func (o *Host) ServicesPath() (text string, isFast bool) {
+	if o.datapath.SeesConntrack() {
+		return "established connections are on the fast path", true
+	}
+	return "on the slow path, because programs cannot read conntrack (Linux 6.6 with BTF)", false
+}
+
 func (o *Host) stackHooks(ipv6 bool) (found []string, err error) {
 	const loopback = 1
 

@@ -15,8 +15,9 @@ type Flow struct {
 	Protocol              string   `json:"protocol"`
 	Source                Side     `json:"source"`                         // of its first packet
 	Destination           Side     `json:"destination"`                    // as that packet had it
-	TranslatedSource      Side     `json:"translatedSource,omitzero"`      // what the datapath makes of Source
+	TranslatedSource      Side     `json:"translatedSource,omitzero"`      // what becomes of Source
 	TranslatedDestination Side     `json:"translatedDestination,omitzero"` // and of Destination
+	TranslatedByHost      bool     `json:"translatedByHost,omitempty"`     // by the host's rules, which the datapath repeats
 	Containers            []Named  `json:"containers"`                     // none: it is the host's own
 	State                 string   `json:"state,omitempty"`                // one of FlowStates; empty: not known
 	Offload               string   `json:"offload,omitempty"`              // as in maps.OffloadEntry; empty: none
@@ -100,13 +101,14 @@ func (c *connection) ends() []Side {
 	return []Side{c.Source, c.Destination, c.TranslatedSource, c.TranslatedDestination}
 }
 
-// hasPeer reports whether the prefix has the side that is not a wanted container. Where neither side is a container,
-// it may be either.
+// hasPeer reports whether the prefix has the side that is not a wanted container; a service also has its own address. Where
+// neither side is a container, it may be either.
 func (c *connection) hasPeer(prefix netip.Prefix, by attachmentsBy, isWanted func(*Attachment) bool) bool {
 	source, destination := c.Source.Addr(), c.final().destination.Addr()
 	from, to := by.address[source], by.address[destination]
 	neither := from == nil && to == nil
-	return prefix.Contains(source) && (isWanted(to) || neither) || prefix.Contains(destination) && (isWanted(from) || neither)
+	isDestination := prefix.Contains(destination) || c.TranslatedByHost && prefix.Contains(c.Destination.Addr())
+	return prefix.Contains(source) && (isWanted(to) || neither) || isDestination && (isWanted(from) || neither)
 }
 
 // selected completes the flows that the filter selects, and sorts them.

@@ -74,19 +74,42 @@ func (l *flowList) add(c *connection) *connection {
 
 func (l *flowList) merge(flows []maps.FlowEntry, offloads []maps.OffloadEntry, cache []maps.CacheEntry) {
 	l.byTuple = map[tuple]*connection{}
+	offloads = slices.DeleteFunc(offloads, func(e maps.OffloadEntry) bool { return e.Expired })
+	l.addTranslatedByHost(flows, offloads)
 	slices.SortStableFunc(flows, mergeOrder)
 	for _, e := range flows {
-		if !e.Expired { // else another takes its place when it needs one
+		if !e.Expired && e.Kind != bpf.FlowCTNAT { // else another takes its place when it needs one
 			l.addFlow(e)
 		}
 	}
 	for _, e := range offloads {
-		if !e.Expired {
-			l.addOffload(e)
-		}
+		l.addOffload(e)
 	}
 	for _, e := range cache {
 		l.addDecision(e)
+	}
+}
+
+// addTranslatedByHost adds the connections that the host's rules translate. Each has an offload, which is of the tuple after
+// translation, else nothing tells its end. The one whose source is unchanged comes first: another one with its conntrack entry
+// may have ended.
+func (l *flowList) addTranslatedByHost(flows []maps.FlowEntry, offloads []maps.OffloadEntry) {
+	byCT := map[uint64]maps.OffloadEntry{}
+	for _, e := range offloads {
+		byCT[e.CT] = e
+	}
+	for _, isMasqueraded := range []bool{false, true} {
+		for _, e := range flows {
+			after := byCT[e.CT]
+			server := slices.Index(after.Sides[:], e.NAT)
+			if e.Kind != bpf.FlowCTNAT || e.Expired || server < 0 || isMasqueraded != (after.Sides[1-server] != e.Local) {
+				continue
+			}
+			c := connectionOf(e)
+			c.TranslatedSource, c.State = changed(after.Sides[1-server], e.Local), cmp.Or(stateOfOffload(after), c.State)
+			l.add(c)
+			delete(byCT, e.CT)
+		}
 	}
 }
 
@@ -141,12 +164,6 @@ func connectionOf(e maps.FlowEntry) *connection {
 		Protocol: e.Protocol.String(), State: e.State.String(), Age: seconds(e.Age), Idle: seconds(e.Idle), Replied: &e.Replied,
 		Source: Side{e.Local}, Destination: Side{e.Remote},
 	}}
-	changed := func(after, before netip.AddrPort) (translated Side) {
-		if after != before {
-			translated = Side{after}
-		}
-		return translated
-	}
 	switch {
 	case e.Kind == bpf.FlowSNAT:
 		c.Source, c.TranslatedSource = Side{e.NAT}, changed(e.Local, e.NAT)
@@ -160,10 +177,19 @@ func connectionOf(e maps.FlowEntry) *connection {
 		if e.ByRemote {
 			c.Source, c.Destination = c.Destination, c.Source
 		}
+	case e.Kind == bpf.FlowCTNAT:
+		c.TranslatedDestination, c.TranslatedByHost = changed(e.NAT, e.Remote), true
 	case e.Kind == bpf.FlowRSTHeld:
 		c.Source, c.Destination, c.State = Side{e.Remote}, Side{e.Local}, rstHeld
 	}
 	return c
+}
+
+func changed(after, before netip.AddrPort) (translated Side) {
+	if after != before {
+		translated = Side{after}
+	}
+	return translated
 }
 
 // openedBy returns the tuple of a connection of which no entry says who has opened it: the side with the higher port.

@@ -15,6 +15,7 @@ import (
 // TestFlowsMerge has the entries of a connection make one Flow.
 func TestFlowsMerge(t *testing.T) {
 	const pod, pod2, remote, node, gateway = "10.84.0.2:4000", "10.84.0.3:80", "192.0.2.2:80", "192.0.2.1:20000", "10.84.0.1:1024"
+	const serviceIP = "10.96.0.9:80"
 
 	side := func(text string) (addr netip.AddrPort) {
 		if text != "" {
@@ -43,10 +44,20 @@ func TestFlowsMerge(t *testing.T) {
 	}
 	otherPort := dnat(1, "192.0.2.2:5001", pod2, "192.0.2.1:8081")
 	otherPort.RemotePort = 5000
+	service := func(ct uint64, client, backend string) maps.FlowEntry {
+		e := flow(bpf.FlowCTNAT, 1, serviceIP, client, backend)
+		e.CT = ct
+		return e
+	}
 	expired := snat(1, remote, node, pod)
 	expired.Expired = true
 	offload := func(first, second, state string) maps.OffloadEntry {
 		return maps.OffloadEntry{Protocol: maps.TCP, Sides: [2]netip.AddrPort{side(first), side(second)}, State: state, FlowState: maps.FlowState(bpf.FlowEstablished)}
+	}
+	translated := func(ct uint64, first, second, state string) maps.OffloadEntry {
+		e := offload(first, second, state)
+		e.CT = ct
+		return e
 	}
 	decision := func(src, dst, nat string, natSrc bool, state string, idle time.Duration) maps.CacheEntry {
 		return maps.CacheEntry{Protocol: maps.TCP, Src: side(src), Dst: side(dst), NAT: side(nat), NATSrc: natSrc, State: state, Idle: idle}
@@ -119,6 +130,27 @@ func TestFlowsMerge(t *testing.T) {
 			name: "refused by the host", flows: []maps.FlowEntry{flow(bpf.FlowRSTHeld, 0, remote, node, "")},
 			want: []string{remote + " > " + node + ",  > , RST_HELD "},
 		},
+		{
+			name: "by the host's rules", want: []string{pod + " > " + serviceIP + ",  > " + pod2 + ", ESTABLISHED offload admitted by host"},
+			flows:    []maps.FlowEntry{egress(pod2, pod, 0), service(7, pod, pod2)},
+			offloads: []maps.OffloadEntry{translated(7, pod2, pod, "open")},
+			cache:    []maps.CacheEntry{decision(pod, serviceIP, pod2, false, "bypass", 0), decision(pod2, pod, serviceIP, true, "stack", 0)},
+		},
+		{
+			name: "by the host's rules, closing", want: []string{pod + " > " + serviceIP + ",  > " + pod2 + ", FIN_WAIT offload by host"},
+			flows:    []maps.FlowEntry{service(7, pod, pod2)},
+			offloads: []maps.OffloadEntry{translated(7, pod2, pod, "closing")},
+		},
+		{
+			name: "by the host's rules, both sides, beside an ended one", want: []string{pod + " > " + serviceIP + ", " + gateway + " > " + pod2 + ", ESTABLISHED offload by host"},
+			flows:    []maps.FlowEntry{service(8, pod, remote), service(7, pod, pod2)},
+			offloads: []maps.OffloadEntry{translated(7, pod2, gateway, "open")},
+		},
+		{
+			name: "by the host's rules, beside one that had conntrack's entry", want: []string{pod + " > " + serviceIP + ",  > " + pod2 + ", ESTABLISHED offload by host"},
+			flows:    []maps.FlowEntry{service(7, "10.84.0.2:4001", pod2), service(7, pod, pod2)},
+			offloads: []maps.OffloadEntry{translated(7, pod2, pod, "open")},
+		},
 	} {
 		var l flowList
 		l.merge(test.flows, test.offloads, test.cache)
@@ -127,6 +159,9 @@ func TestFlowsMerge(t *testing.T) {
 			text := fmt.Sprintf("%s > %s, %s > %s, %s %s", f.Source, f.Destination, f.TranslatedSource, f.TranslatedDestination, f.State, f.Path)
 			if f.Admitted {
 				text += " admitted"
+			}
+			if f.TranslatedByHost {
+				text += " by host"
 			}
 			got = append(got, text)
 		}

@@ -267,6 +267,13 @@ func TestConntrackSeesResets(t *testing.T) {
 
 // Offloaded connections continue when they have to pass the stack again, although conntrack has not seen their data.
 func TestOffloadedConnectionsReturn(t *testing.T) {
+	connectionsReturn(t, func(n *network, f testenv.Family, a, web *testenv.Pod) []path {
+		return []path{n.forwardedPaths(f, a, web)[0].path}
+	})
+}
+
+func connectionsReturn(t *testing.T, paths func(n *network, f testenv.Family, a, web *testenv.Pod) []path) {
+	t.Helper()
 	testenv.Require(t, testenv.Conntrack)
 	for _, command := range [][]string{{"unload", "--yes"}, {"set", "pods/web", "ingressRate=8000000000"}} {
 		t.Run(command[0], func(t *testing.T) {
@@ -275,16 +282,10 @@ func TestOffloadedConnectionsReturn(t *testing.T) {
 			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
 			var ends [][2]net.Conn
 			for _, f := range testenv.Families {
-				client, server := connectPair(t, n.forwardedPaths(f, a, web)[0].path)
-				usesBeforeQuiet["requests"](t, client, server)
-				unseen := strings.Repeat("x", 16*mebibyte) // exceeds the TCP window
-				send(t, client, server, unseen)
-				send(t, server, client, unseen)
-				port := fmt.Sprint(plain(client.LocalAddr()).Port())
-				if out := n.ctl(t, "flows", "--port", port, "-o", "json"); !strings.Contains(out, `"path": "offload"`) {
-					t.Fatalf("the connection is not offloaded: %s", out)
+				for _, p := range paths(n, f, a, web) {
+					client, server := n.offloadUnseen(t, p)
+					ends = append(ends, [2]net.Conn{client, server}, [2]net.Conn{server, client})
 				}
-				ends = append(ends, [2]net.Conn{client, server}, [2]net.Conn{server, client})
 			}
 			n.ctl(t, command...)
 			for _, e := range ends {
@@ -292,6 +293,22 @@ func TestOffloadedConnectionsReturn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// offloadUnseen opens a connection, and offloads it with data that conntrack does not see.
+func (n *network) offloadUnseen(t *testing.T, p path) (client, server net.Conn) {
+	t.Helper()
+	client, server = connectPair(t, p)
+	usesBeforeQuiet["requests"](t, client, server)
+	unseen := strings.Repeat("x", 16*mebibyte) // exceeds the TCP window
+	send(t, client, server, unseen)
+	send(t, server, client, unseen)
+	opener := plain(client.LocalAddr())
+	out := n.ctl(t, "flows", "--port", fmt.Sprint(opener.Port()), "-o", "json")
+	if !strings.Contains(out, `"path": "offload"`) || !strings.Contains(out, `"source": "`+opener.String()+`"`) {
+		t.Fatalf("the connection is not offloaded, or not opened by %s: %s", opener, out)
+	}
+	return client, server
 }
 
 // updatesReceived counts packets with reserved bits in the TCP header, which only conntrack updates have.

@@ -35,7 +35,8 @@ func lookDatapath(_ context.Context, h *host) ([]Finding, error) {
 	if h.datapath.Config.Build != bpf.Build() {
 		return append(findings, warning("ebpfnetctl upgrade", "the loaded programs are not those of this ebpfnetctl: the next ADD of a newer plugin replaces them")), nil
 	}
-	return orGood(findings, "loaded, with the programs of this version; no map is almost full"), nil
+	services, _ := h.admin.ServicesPath()
+	return append(orGood(findings, "loaded, with the programs of this version; no map is almost full"), good("services: %s", services)), nil
 }
 
 func lookPrograms(_ context.Context, h *host) (findings []Finding, err error) {

@@ -78,6 +78,9 @@ func (w *walker) report(o *outcome) error {
 		isOfPacket := f.Protocol == o.before.protocol && slices.Contains(sides, f.Remote) &&
 			(slices.Contains(sides, f.Local) || slices.Contains(sides, f.NAT))
 		isNew := w.addFlow(f)
+		if isOfPacket && f.Kind == bpf.FlowCTNAT && o.isRedirected() {
+			w.step("translation", "by the host's rules (%s), then on the fast path", f.ByHost())
+		}
 		switch {
 		case isOfPacket && isNew:
 			w.step("flow", "new: %s", f)

@@ -1,0 +1,80 @@
+package scenario
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// ebpfnetctl shows a connection to a service as one row, and traces it through the fast path.
+func TestServicesAreVisible(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newEstablishedNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
+	if out := n.ctl(t, "status"); !strings.Contains(out, "\nservices     established connections are on the fast path\n") {
+		t.Errorf("status does not say that services are on the fast path: %s", out)
+	}
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		n.service(t, f, f.Pod(web))
+		backend, service := at(f.Pod(web), 80), at(serviceAddrs[f.Name], 80)
+		serve(t, web.Namespace, protocol, backend)
+		client := connect(t, a.Namespace, protocol, netip.AddrPort{}, service)
+		defer client.Close()
+		n.eventuallyOffloads(t, f, client, web.Namespace)
+		ask(t, client, web.Namespace)
+
+		state := map[string]string{"tcp": "ESTABLISHED", "udp": "UDP_STREAM"}[protocol]
+		for _, filter := range [][]string{
+			{}, {"--port", "80"}, {"--peer", service.Addr().String()}, {"--peer", backend.Addr().String()}, {"--state", state},
+		} {
+			n.wantTranslatedByHost(t, append(filter, "a"), protocol, client.Local(), service, backend)
+		}
+		out := n.ctl(t, "trace", client.Local().String(), service.String()+"/"+protocol, "--reply")
+		for _, want := range []string{
+			"translation: by the host's rules (DNAT to " + backend.String() + "), then on the fast path",
+			"delivered to web, as " + client.Local().String() + " > " + backend.String(),
+			"delivered to a, as " + service.String() + " > " + client.Local().String(),
+		} {
+			if !strings.Contains(out, want) {
+				t.Errorf("trace does not print %q: %s", want, out)
+			}
+		}
+	})
+}
+
+// wantTranslatedByHost wants ebpfnetctl to list one connection of the client's.
+func (n *network) wantTranslatedByHost(t *testing.T, filter []string, protocol string, client, service, backend netip.AddrPort) {
+	t.Helper()
+	type flow struct {
+		Protocol, Source, Destination, TranslatedDestination, Path, Offload string
+		TranslatedByHost                                                    bool
+	}
+	out := n.ctl(t, append([]string{"flows", "-o", "json"}, filter...)...)
+	var all []flow
+	testenv.Must(t, json.Unmarshal([]byte(out), &all))
+	others := func(f flow) bool { return f.Source != client.String() || f.Protocol != protocol }
+	want := []flow{{protocol, client.String(), service.String(), backend.String(), "offload", "open", true}}
+	if got := slices.DeleteFunc(all, others); !slices.Equal(got, want) {
+		t.Errorf("flows %q: got %+v, want %+v", filter, got, want)
+	}
+}
+
+// Offloaded connections to services return to the stack, too, whichever side has the lower port.
+func TestServicesReturn(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	connectionsReturn(t, func(n *network, f testenv.Family, a, web *testenv.Pod) (paths []path) {
+		rule := strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name], "SERVICE", serviceAddrs[f.Name].String())
+		n.nft(t, rule.Replace("table IP kube { chain services { type nat hook prerouting priority -100; } }"))
+		for _, port := range []uint16{80, 65000} {
+			service, backend := at(serviceAddrs[f.Name], port), at(f.Pod(web), port)
+			n.nft(t, rule.Replace(fmt.Sprintf("add rule IP kube services IP daddr SERVICE tcp dport %d dnat to %s", port, backend)))
+			paths = append(paths, path{"service", a.Namespace, web.Namespace, backend, service})
+		}
+		return paths
+	})
+}
