@@ -21,6 +21,7 @@ type offload struct {
 	owners  uint64
 	outside bool          // one side is behind the uplink
 	ctSeen  time.Duration // since conntrack last saw the connection
+	ct      uint64        // the host's rules translate it: the address of conntrack's entry
 }
 
 const (
@@ -51,7 +52,7 @@ func (h *host) offload(s scene, o offload) error {
 		Protocol: s.number(), Kind: bpf.FlowOffload,
 	}
 	value := bpf.Offload{
-		Owner: owners["pod"], Payer: o.owners, CtSeen: ticks(o.ctSeen), State: o.states, FinSeq: [2]uint32{1000, 2000},
+		Translated: uint8(min(o.ct, 1)), Ct: o.ct, Owner: owners["pod"], Payer: o.owners, CtSeen: ticks(o.ctSeen), State: o.states, FinSeq: [2]uint32{1000, 2000},
 		FlowState: bpf.FlowEstablished,
 	}
 	if s.proto == udp {
