@@ -68,6 +68,7 @@ struct nf_conn {
 #define CT_EXPECTED   (1U << 0)
 #define CT_SEEN_REPLY (1U << 1)
 #define CT_CONFIRMED  (1U << 3)
+#define CT_SRC_NAT    (1U << 4)
 #define CT_NAT	      (3U << 4) /* source, destination */
 #define CT_SEQ_ADJUST (1U << 6)
 #define CT_DYING      (1U << 9)
@@ -137,11 +138,17 @@ static __always_inline void ct_set_tuple(struct fwd_key *key, __u64 ct, __u32 di
 	}
 }
 
+/* Returns the lower bits of an entry's status. */
+static __always_inline __u32 ct_status(__u64 ct)
+{
+	return kernel_u32(ct + bpf_core_field_offset(struct nf_conn, status) +
+			  (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? 4 : 0));
+}
+
 /* Reports whether the entry is alive, and what it says can be repeated by two rewrites. */
 static __always_inline bool ct_is_usable(__u64 ct)
 {
-	__u32 status = kernel_u32(ct + bpf_core_field_offset(struct nf_conn, status) +
-				  (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? 4 : 0));
+	__u32 status = ct_status(ct);
 	__u32 timeout = kernel_u32(ct + bpf_core_field_offset(struct nf_conn, timeout));
 
 	if ((status & CT_NEEDED) != CT_NEEDED || !(status & CT_NAT) || status & CT_FORBIDDEN)
@@ -186,6 +193,34 @@ __noinline int ct_read(struct __sk_buff *skb, __u32 reply)
 	ct_set_tuple(&t->out, t->ct, !reply, true);
 	ct_set_tuple(&t->in, t->ct, !!reply, false);
 	return ct_is_usable(t->ct);
+}
+
+/*
+ * Reports whether the host's rules have changed the source of the packet in pkt_scratch, which has passed the stack and
+ * is its connection's opener's. If so, in of ct_scratch has the tuple before.
+ */
+__noinline int ct_source_changed(struct __sk_buff *skb)
+{
+	struct ct_translation *t = ct_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	const struct sk_buff *packet;
+	__u64 word;
+
+	if (!t || !p || !config.sees_hooks)
+		return false;
+	packet = bpf_cast_to_kern_ctx(skb);
+	if (!bpf_core_field_exists(packet->_nfct) ||
+	    !bpf_core_field_exists(struct nf_conn, tuplehash))
+		return false;
+	word = packet->_nfct;
+	if (word <= CT_INFO_MASK || (word & CT_INFO_MASK) >= CT_ESTABLISHED_REPLY)
+		return false;
+	word &= ~(__u64)CT_INFO_MASK;
+	if (!(ct_status(word) & CT_SRC_NAT))
+		return false;
+	ct_set_tuple(&t->out, word, 1, true);
+	ct_set_tuple(&t->in, word, 0, false);
+	return ct_tuple_equal(&t->out, packet_tuple(p));
 }
 
 /*

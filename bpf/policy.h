@@ -128,10 +128,15 @@ static __always_inline bool policy_is_forged(const struct packet *p, __u32 ingre
 	return endpoint && endpoint->ifindex != ingress;
 }
 
-/* Sets the sender of p, from the device ingress, as the peer; false: it is the container itself. */
-static __always_inline bool policy_set_sender(struct policy_args *args, const struct packet *p,
-					      __u32 ingress, const struct device *sender)
+/*
+ * Sets the sender of p, from the device ingress, as the peer; false: it is the container itself. A client that the host's
+ * rules masquerade, for example one of a node port, is not the host.
+ */
+static __always_inline bool policy_set_sender(struct __sk_buff *skb, struct policy_args *args,
+					      const struct packet *p, __u32 ingress,
+					      const struct device *sender)
 {
+	const struct ct_translation *t = ct_scratch_get();
 	const struct addr *addr = p->icmp_error ? &p->outer_src : &p->src;
 
 	if (!ingress) {
@@ -140,7 +145,7 @@ static __always_inline bool policy_set_sender(struct policy_args *args, const st
 		return true;
 	}
 	if (!sender)
-		return policy_set_peer(args, addr);
+		return policy_set_peer(args, t && ct_source_changed(skb) ? &t->in.src : addr);
 	if (policy_is_address_of(sender, addr))
 		args->peer = *addr;
 	else
@@ -186,7 +191,7 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 		else if (policy_is_known(FROM_REMOTE))
 			return true;
 	}
-	if (!policy_set_sender(args, p, ingress, sender))
+	if (!policy_set_sender(skb, args, p, ingress, sender))
 		return true;
 	if (parsed && !(forged && p->icmp_error))
 		admitted = policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets),
