@@ -19,7 +19,7 @@ import (
 )
 
 const help = `usage: bench [-quick] [-scale] [-only LIST] [-paths LIST] [-workloads LIST] [-families LIST]
-             [-rounds N] [-slice DURATION] [-json FILE] [-results FILE]
+             [-rounds N] [-slice DURATION] [-services N] [-json FILE] [-results FILE]
 
 Measures traffic (UDP packets, round trips, connections, TCP streams), ADD and DEL with a bare veth,
 plain routing, bridge + portmap, ptp + portmap and ebpfnet, and ebpfnet among many containers. All setups exist at the same time, in
@@ -44,6 +44,7 @@ A part of a run, for developers. A LIST has commas; a wrong name makes bench pri
   -families LIST   IPv4 or IPv6
   -rounds N        number of rounds
   -slice DURATION  duration of each measurement: 80ms
+  -services N      number of services in kube-proxy's tables: 1000
 
 exit status: 0 measured, whether or not targets are met; 1 could not measure; 2 wrong usage;
              128 + N ended by signal N
@@ -53,13 +54,14 @@ type options struct {
 	quick, scale bool
 	selection
 	rounds        int           // 0: the plan's
+	services      int           // 0: kubeServices
 	slice         time.Duration // 0: the plan's
 	json, results string
 }
 
 // partial reports whether a run measures less than a plan says.
 func (o *options) partial() bool {
-	return o.scale || o.rounds != 0 || o.slice != 0 || o.narrow()
+	return o.scale || o.rounds != 0 || o.slice != 0 || o.services != 0 || o.narrow()
 }
 
 func main() {
@@ -101,6 +103,7 @@ func parseOptions(args []string) (options, error) {
 	flags.StringVar(&workloads, "workloads", "", "")
 	flags.StringVar(&familiesByName, "families", "", "")
 	flags.IntVar(&opts.rounds, "rounds", 0, "")
+	flags.IntVar(&opts.services, "services", 0, "")
 	flags.DurationVar(&opts.slice, "slice", 0, "")
 	flags.StringVar(&opts.json, "json", "", "")
 	flags.StringVar(&opts.results, "results", "", "")
@@ -114,6 +117,9 @@ func parseOptions(args []string) (options, error) {
 	if opts.scale && workloads == "" {
 		workloads = strings.Join(append([]string{"udp-dns", streamName}, scaledWorkloads...), ",")
 	}
+	if opts.services > 0 {
+		kubeServices = opts.services
+	}
 	if opts.selection, err = parseSelection(variants, paths, workloads, familiesByName); err != nil {
 		return opts, err
 	}
@@ -124,6 +130,8 @@ func (o *options) check() error {
 	switch {
 	case o.rounds < 0:
 		return fmt.Errorf("-rounds %d: expected 1 or more", o.rounds)
+	case o.services < 0 || o.services > maxServices:
+		return fmt.Errorf("-services %d: expected 1 to %d", o.services, maxServices)
 	case o.slice != 0 && o.slice < minSlice:
 		return fmt.Errorf("-slice %v: expected %v or more", o.slice, minSlice)
 	case o.results != "" && (o.quick || o.partial()):

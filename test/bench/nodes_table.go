@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -43,14 +44,16 @@ func (r *result) comparisonTable(all []comparison, ofNodes bool) *table {
 	t := new(table)
 	t.add(titles...)
 	for _, line := range rows() {
-		if (line.path == podNode) != ofNodes || !ofNodes && line.uplink != "" {
+		if (line.path == podNode || line.path == nodeService) != ofNodes || !ofNodes && line.uplink != "" {
 			continue
 		}
 		cells := []string{line.title()}
 		for _, c := range compared {
 			cells = append(cells, cellOf(r.ratios(line, c.ours, c.against, testenv.IPv4.Name)))
 		}
-		t.add(cells...)
+		if strings.Join(cells[1:], "") != "" {
+			t.add(cells...)
+		}
 	}
 	return t
 }

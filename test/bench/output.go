@@ -33,6 +33,10 @@ func referenceOf(path string) string {
 		return bareName
 	case podNode:
 		return routesName
+	case podService:
+		return ruledName(ptpName, rulesets[1])
+	case nodeService:
+		return ruledName(routesName, rulesets[1])
 	}
 	return plainName
 }

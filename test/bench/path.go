@@ -15,8 +15,10 @@ type path struct {
 }
 
 const (
-	podPod  = "pod-pod"
-	podNode = "pod-node"
+	podPod      = "pod-pod"
+	podNode     = "pod-node"
+	podService  = "pod-service"
+	nodeService = "node-service"
 )
 
 var paths = []path{
@@ -24,11 +26,15 @@ var paths = []path{
 	{"pod-outside", "pod → outside", podToOutside},
 	{"outside-port", "outside → host port", outsideToPort},
 	{podNode, "pod ↔ pod of another node", podToPod},
+	{podService, "pod → service, same node", podToService},
+	{nodeService, "pod → service, another node", podToService},
 }
 
 // hasPath reports whether a variant has the ends of a path.
 func (v variant) hasPath(name string) bool {
 	switch {
+	case name == podService || name == nodeService:
+		return v.rules != nil && v.rules.services && (v.join != nil) == (name == nodeService)
 	case v.join != nil:
 		return name == podNode
 	case v.redirect:
@@ -56,6 +62,13 @@ func podToPod(s *setup, f testenv.Family) ends {
 		return direct(s.topology.Outside, s.topology.Node, f.Node)
 	}
 	return direct(s.client.Namespace, s.server.Namespace, f.Pod(s.server))
+}
+
+// podToService sends to the last of kube-proxy's services, whose endpoint is the server.
+func podToService(s *setup, f testenv.Family) ends {
+	e := podToPod(s, f)
+	e.dial = netip.AddrPortFrom(rulesOf(f).service(kubeServices), servicePort)
+	return e
 }
 
 func podToOutside(s *setup, f testenv.Family) ends {

@@ -14,6 +14,8 @@ type plan struct {
 	without []string
 	// withoutRules leaves out the variants with firewall rules.
 	withoutRules bool
+	// withoutNamed leaves out the variants that must be named.
+	withoutNamed bool
 	// scales are those of the variants that show what scale costs, beside the smallest.
 	scales []scale
 	// onlyScales leaves out all other setups.
@@ -33,7 +35,7 @@ var (
 	full = plan{
 		name: "bench", scales: append(allScales(), crowded),
 		uplinked: []string{plainName, bridgeName, ptpName, establishedName, alwaysName, routesName, flannelName, directName, tunnelName},
-		rounds:   7, slice: 80 * time.Millisecond, calls: 10, slowCalls: true,
+		rounds:   7, slice: 80 * time.Millisecond, calls: 10, slowCalls: true, withoutNamed: true,
 	}
 	quick = plan{
 		name: "bench-quick", scales: []scale{crowded}, without: []string{"bridge-nftables", "ptp-nftables", neverName},
@@ -46,7 +48,8 @@ var (
 func (p plan) setups() []plannedSetup {
 	var all, loads []plannedSetup // loads share the setups before them
 	for _, v := range variants {
-		if slices.Contains(p.without, v.name) || (v.rules != nil || v.policy) && p.withoutRules || p.onlyScales && !v.scaled() {
+		if slices.Contains(p.without, v.name) || (v.rules != nil || v.policy) && p.withoutRules ||
+			v.named && p.withoutNamed || p.onlyScales && !v.scaled() {
 			continue
 		}
 		for _, u := range uplinks {
@@ -87,7 +90,7 @@ func (o *options) plan() plan {
 		p.scales = nil
 	}
 	if len(o.variants) > 0 { // each that is named
-		p.without, p.withoutRules = nil, false
+		p.without, p.withoutRules, p.withoutNamed = nil, false, false
 	}
 	if o.rounds > 0 {
 		p.rounds = o.rounds

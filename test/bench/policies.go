@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 )
 
@@ -26,7 +27,7 @@ func policyVariants() (all []variant) {
 		for _, v := range variantsOf(ptpName) {
 			v.name, v.title, v.reference = fmt.Sprintf("ptp-nft-policy-%d", n), fmt.Sprintf("ptp + nftables, %s rules", thousands(n)), false
 			v.rules = &ruleset{
-				name: fmt.Sprintf("policy-%d", n), title: "rules for pods", text: func(f *ruleFamily) string { return nftPolicy(f, n) }, restore: nftRestore,
+				name: fmt.Sprintf("policy-%d", n), title: "rules for pods", text: func(f *ruleFamily, _ netip.Addr) string { return nftPolicy(f, n) }, restore: nftRestore,
 				counters: []ruleCounter{{"nft list chain %s pods forward", `counter packets (\d+) `}},
 			}
 			all = append(all, v)

@@ -44,7 +44,7 @@ func (r *result) referenceTable(ours string) *table {
 		t.add(cells...)
 	}
 	for _, line := range rows() {
-		if line.path == podNode {
+		if line.path == podNode || line.path == podService || line.path == nodeService {
 			continue
 		}
 		row(line.title(), func(reference string) []float64 {

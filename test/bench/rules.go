@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -13,8 +15,10 @@ import (
 // ruleset are a node's firewall rules beside those of its network plugin.
 type ruleset struct {
 	name, title string
+	// services rulesets have services; the server is the endpoint of the measured one.
+	services bool
 	// text returns the rules of a family, for the standard input of restore.
-	text    func(*ruleFamily) string
+	text    func(f *ruleFamily, server netip.Addr) string
 	restore func(*ruleFamily) []string
 	// counters are rules that each connection has passed: commands that print them, and how they print the number.
 	counters []ruleCounter
@@ -24,39 +28,71 @@ type ruleCounter struct{ command, pattern string }
 
 // ruleFamily has what differs between the families.
 type ruleFamily struct {
+	testenv.Family
 	iptables, table, addrType string
 	bits                      int
-	service, endpoint         func(service, endpoint int) string
-	cluster                   string
+	service                   func(service int) netip.Addr
+	endpoint                  func(service, endpoint int) netip.Addr
+	cluster                   netip.Prefix
 }
 
 var ruleFamilies = []*ruleFamily{
 	{
-		"iptables", "ip", "ipv4_addr", 32,
-		func(s, _ int) string { return fmt.Sprintf("10.96.%d.%d", s>>8, s&0xff) },
-		func(s, e int) string { return fmt.Sprintf("10.%d.%d.%d", 97+e, s>>8, s&0xff) },
-		podSubnets[0].String(),
+		testenv.IPv4, "iptables", "ip", "ipv4_addr", 32,
+		func(s int) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, byte(s >> 8), byte(s)}) },
+		func(s, e int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(97 + e), byte(s >> 8), byte(s)}) },
+		clusterSubnets[0],
 	},
 	{
-		"ip6tables", "ip6", "ipv6_addr", 128,
-		func(s, _ int) string { return fmt.Sprintf("fd00:96::%x", s+1) },
-		func(s, e int) string { return fmt.Sprintf("fd00:%d::%x", 97+e, s+1) },
-		podSubnets[1].String(),
+		testenv.IPv6, "ip6tables", "ip6", "ipv6_addr", 128,
+		func(s int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("fd00:96::%x", s+1)) },
+		func(s, e int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("fd00:%d::%x", 97+e, s+1)) },
+		clusterSubnets[1],
 	},
 }
 
-// kubeServices is the number of services, each with two endpoints.
-const kubeServices = 1000
+func rulesOf(f testenv.Family) *ruleFamily {
+	return ruleFamilies[slices.IndexFunc(ruleFamilies, func(r *ruleFamily) bool { return r.Name == f.Name })]
+}
+
+// kubeServices is the number of services with two endpoints each, beside the measured one.
+var kubeServices = 1000
+
+// maxServices is what the addresses of IPv4 suffice for.
+const maxServices = 1<<16 - 1
+
+// kubeService is a port of a service. Its number is unique.
+type kubeService struct {
+	number    int
+	protocol  string
+	addr      netip.Addr
+	endpoints []netip.AddrPort
+}
+
+// services returns kube-proxy's services. The last ones are measured.
+func (f *ruleFamily) services(server netip.Addr) (all []kubeService) {
+	for s := range kubeServices {
+		all = append(all, kubeService{
+			s, "tcp", f.service(s), []netip.AddrPort{netip.AddrPortFrom(f.endpoint(s, 0), 8080), netip.AddrPortFrom(f.endpoint(s, 1), 8080)},
+		})
+	}
+	for _, protocol := range []string{"tcp", "udp"} {
+		all = append(all, kubeService{
+			len(all), protocol, f.service(kubeServices), []netip.AddrPort{netip.AddrPortFrom(server, serverPort)},
+		})
+	}
+	return all
+}
 
 var rulesets = []*ruleset{
 	{
-		name: "kube-iptables", title: "kube-proxy's tables (iptables)", text: kubeIPTables, restore: iptablesRestore,
+		name: "kube-iptables", title: "kube-proxy's tables (iptables)", services: true, text: kubeIPTables, restore: iptablesRestore,
 		counters: []ruleCounter{
 			{"%s -t nat -vS PREROUTING", `-c (\d+) \d+ -j KUBE-SERVICES`}, {"%s -vS KUBE-FORWARD", `ESTABLISHED -c (\d+) `},
 		},
 	},
 	{
-		name: "kube-nftables", title: "kube-proxy's tables (nftables)", text: kubeNFTables, restore: nftRestore,
+		name: "kube-nftables", title: "kube-proxy's tables (nftables)", services: true, text: kubeNFTables, restore: nftRestore,
 		counters: []ruleCounter{
 			{"nft list chain %s kube-proxy nat-prerouting", `counter packets (\d+) `}, {"nft list chain %s kube-proxy filter-forward", `counter packets (\d+) `},
 		},
@@ -70,9 +106,9 @@ var rulesets = []*ruleset{
 func iptablesRestore(f *ruleFamily) []string { return []string{f.iptables + "-restore", "--noflush"} }
 func nftRestore(*ruleFamily) []string        { return []string{"nft", "-f", "-"} }
 
-// withRules returns variants beside each ruleset.
-func withRules(all ...variant) (ruled []variant) {
-	for _, rules := range rulesets {
+// withRules returns variants beside each of the rulesets.
+func withRules(beside []*ruleset, all []variant) (ruled []variant) {
+	for _, rules := range beside {
 		for _, v := range all {
 			v.rules, v.reference = rules, false
 			v.name, v.title = ruledName(v.name, rules), v.title+", "+rules.title
@@ -83,8 +119,19 @@ func withRules(all ...variant) (ruled []variant) {
 }
 
 func ruledName(variant string, rules *ruleset) string {
-	before, _, _ := strings.Cut(variant, "-")
-	return before + "-" + rules.name
+	for _, suffix := range []string{"-iptables", "-established"} {
+		variant = strings.TrimSuffix(variant, suffix)
+	}
+	return variant + "-" + rules.name
+}
+
+// serviceVariants returns further variants for connections to services.
+func serviceVariants() []variant {
+	all := withRules(rulesets[:2], variantsOf(neverName, "ebpfnet-auto", routesName, kindnetName, flannelName, directName, tunnelName))
+	for i := range all {
+		all[i].named = true
+	}
+	return all
 }
 
 // besideRules compares ebpfnet with the reference plugins beside the same rules.
@@ -102,10 +149,16 @@ func (s *setup) addRules() error {
 	if s.rules == nil {
 		return nil
 	}
+	nodes := []*testenv.Namespace{s.topology.Node}
+	if s.join != nil {
+		nodes = append(nodes, s.topology.Outside)
+	}
 	var errs []error
 	for _, f := range ruleFamilies {
-		command := s.rules.restore(f)
-		errs = append(errs, restore(s.topology.Node, s.rules.text(f), command[0], command[1:]...))
+		command, text := s.rules.restore(f), s.rules.text(f, f.Pod(s.server))
+		for _, node := range nodes {
+			errs = append(errs, restore(node, text, command[0], command[1:]...))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -157,7 +210,7 @@ func restore(ns *testenv.Namespace, rules, name string, args ...string) error {
 	})
 }
 
-func statefulFirewall(*ruleFamily) string {
+func statefulFirewall(*ruleFamily, netip.Addr) string {
 	return `*filter
 -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A FORWARD -m conntrack --ctstate INVALID -j DROP
@@ -167,25 +220,25 @@ COMMIT
 }
 
 // kubeIPTables returns the rules that kube-proxy writes in mode iptables. They precede those of portmap.
-func kubeIPTables(f *ruleFamily) string {
+func kubeIPTables(f *ruleFamily, server netip.Addr) string {
 	var chains, services, rules strings.Builder
-	for s := range kubeServices {
-		service := fmt.Sprintf(`-d %s/%d -p tcp -m comment --comment "default/service-%d:http cluster IP" -m tcp --dport 80`, f.service(s, 0), f.bits, s)
-		chain := fmt.Sprintf("KUBE-SVC-%016d", s)
+	for _, s := range f.services(server) {
+		service := fmt.Sprintf(`-d %s/%d -p %s -m comment --comment "default/service-%d:http cluster IP" -m %[3]s --dport %[5]d`,
+			s.addr, f.bits, s.protocol, s.number, servicePort)
+		chain := fmt.Sprintf("KUBE-SVC-%016d", s.number)
 		fmt.Fprintf(&chains, ":%s - [0:0]\n", chain)
 		fmt.Fprintf(&services, "-A KUBE-SERVICES %s -j %s\n", service, chain)
 		fmt.Fprintf(&rules, "-A %s ! -s %s %s -j KUBE-MARK-MASQ\n", chain, f.cluster, service)
-		for e, random := range []string{"-m statistic --mode random --probability 0.5 ", ""} {
-			endpoint, name := f.endpoint(s, e), fmt.Sprintf("KUBE-SEP-%015d%d", s, e)
-			to := endpoint + ":8080"
-			if f.bits == 128 {
-				to = "[" + endpoint + "]:8080"
+		for e, endpoint := range s.endpoints {
+			random, name := "", fmt.Sprintf("KUBE-SEP-%015d%d", s.number, e)
+			if left := len(s.endpoints) - e; left > 1 {
+				random = fmt.Sprintf("-m statistic --mode random --probability %.10f ", 1/float64(left))
 			}
-			comment := fmt.Sprintf(`-m comment --comment "default/service-%d:http"`, s)
+			comment := fmt.Sprintf(`-m comment --comment "default/service-%d:http"`, s.number)
 			fmt.Fprintf(&chains, ":%s - [0:0]\n", name)
 			fmt.Fprintf(&rules, "-A %s %s %s-j %s\n", chain, comment, random, name)
-			fmt.Fprintf(&rules, "-A %s -s %s/%d %s -j KUBE-MARK-MASQ\n", name, endpoint, f.bits, comment)
-			fmt.Fprintf(&rules, "-A %s -p tcp %s -m tcp -j DNAT --to-destination %s\n", name, comment, to)
+			fmt.Fprintf(&rules, "-A %s -s %s/%d %s -j KUBE-MARK-MASQ\n", name, endpoint.Addr(), f.bits, comment)
+			fmt.Fprintf(&rules, "-A %s -p %s %s -m %[2]s -j DNAT --to-destination %[4]s\n", name, s.protocol, comment, endpoint)
 		}
 	}
 	return kubeFilter + kubeNAT + chains.String() + kubeNATRules + services.String() +
@@ -225,24 +278,27 @@ COMMIT
 )
 
 // kubeNFTables returns the rules that kube-proxy writes in mode nftables, with a counter in two of its base chains.
-func kubeNFTables(f *ruleFamily) string {
-	var chains, services, addrs strings.Builder
-	for s := range kubeServices {
-		addr := f.service(s, 0)
-		fmt.Fprintf(&addrs, "%s, ", addr)
-		fmt.Fprintf(&services, "%s . tcp . 80 : goto service-%d, ", addr, s)
-		fmt.Fprintf(&chains, "\tchain service-%d {\n\t\tIP daddr %s tcp dport 80 IP saddr != %s jump mark-for-masquerade\n", s, addr, f.cluster)
-		fmt.Fprintf(&chains, "\t\tnumgen random mod 2 vmap { 0 : goto endpoint-%d-0, 1 : goto endpoint-%d-1 }\n\t}\n", s, s)
-		for e := range 2 {
-			endpoint := f.endpoint(s, e)
-			to := endpoint + ":8080"
-			if f.bits == 128 {
-				to = "[" + endpoint + "]:8080"
-			}
-			fmt.Fprintf(&chains, "\tchain endpoint-%d-%d {\n\t\tIP saddr %s jump mark-for-masquerade\n\t\tmeta l4proto tcp dnat to %s\n\t}\n", s, e, endpoint, to)
+func kubeNFTables(f *ruleFamily, server netip.Addr) string {
+	var chains, services strings.Builder
+	addrs := make(map[netip.Addr]bool)
+	for _, s := range f.services(server) {
+		addrs[s.addr] = true
+		fmt.Fprintf(&services, "%s . %s . %d : goto service-%d, ", s.addr, s.protocol, servicePort, s.number)
+		fmt.Fprintf(&chains, "\tchain service-%d {\n\t\tIP daddr %s %s dport %d IP saddr != %s jump mark-for-masquerade\n",
+			s.number, s.addr, s.protocol, servicePort, f.cluster)
+		var verdicts, endpoints strings.Builder
+		for e, endpoint := range s.endpoints {
+			fmt.Fprintf(&verdicts, "%d : goto endpoint-%d-%[1]d, ", e, s.number)
+			fmt.Fprintf(&endpoints, "\tchain endpoint-%d-%d {\n\t\tIP saddr %s jump mark-for-masquerade\n", s.number, e, endpoint.Addr())
+			fmt.Fprintf(&endpoints, "\t\tmeta l4proto %s dnat to %s\n\t}\n", s.protocol, endpoint)
 		}
+		fmt.Fprintf(&chains, "\t\tnumgen random mod %d vmap { %s }\n\t}\n%s", len(s.endpoints), &verdicts, &endpoints)
 	}
-	return strings.NewReplacer("IP", f.table, "ADDR", f.addrType, "SERVICES", services.String(), "CLUSTERIPS", addrs.String()).
+	var clusterIPs strings.Builder
+	for addr := range addrs {
+		fmt.Fprintf(&clusterIPs, "%s, ", addr)
+	}
+	return strings.NewReplacer("IP", f.table, "ADDR", f.addrType, "SERVICES", services.String(), "CLUSTERIPS", clusterIPs.String()).
 		Replace(kubeTable + chains.String() + "}\n")
 }
 

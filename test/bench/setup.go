@@ -26,6 +26,8 @@ type setup struct {
 const (
 	serverPort = 5000 // of every server
 	hostPort   = 8080 // forwarded to the server's pod
+	// servicePort is the port of services.
+	servicePort = 80
 	// The first host ports of idle pods and of attachments. No client chooses such a port.
 	idlePorts   = 10000
 	attachPorts = 9000

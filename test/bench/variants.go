@@ -31,6 +31,8 @@ type variant struct {
 	join func(n, other node) error
 	// rules are the node's beside the plugin's, or nil.
 	rules *ruleset
+	// named variants are measured only if an option names them.
+	named bool
 	// policy variants have pods with the key policy.
 	policy bool
 	// insteadOf is a variant with the same behavior: this one is set up only if that is absent.
@@ -69,7 +71,9 @@ const (
 // judged are the variants that targets are for.
 var judged = []string{establishedName, alwaysName, "ebpfnet"}
 
-var variants = slices.Concat(plainVariants, withRules(variantsOf(ptpName, bridgeName, establishedName)...), policyVariants())
+var variants = slices.Concat(
+	plainVariants, withRules(rulesets, variantsOf(ptpName, bridgeName, establishedName)), serviceVariants(), policyVariants(),
+)
 
 var plainVariants = []variant{
 	{name: bareName, title: "bare veth"},
