@@ -17,8 +17,8 @@
 #include "verdict.h"
 
 /*
- * Reports whether the host's rules translate the connection of c: it is one after translation, or one before.
- * The two have different keys, but one hash is enough.
+ * Reports whether the host's rules translate the connection of c, which offload_find has looked up: it is one after
+ * translation, or one before.
  */
 static __always_inline bool bypass_is_translated(const struct connection *c)
 {
@@ -26,7 +26,7 @@ static __always_inline bool bypass_is_translated(const struct connection *c)
 
 	if (c->offload)
 		return c->offload->translated;
-	if (!config.sees_hooks || !args)
+	if (!config.sees_hooks || !args || !flow_may_have(args, FLOW_CT_NAT))
 		return false;
 	args->key = c->key;
 	args->key.kind = FLOW_CT_NAT;

@@ -121,6 +121,20 @@ static __always_inline void flow_find(struct flow_args *args)
 			args->way = way;
 }
 
+/* Reports whether a flow of another kind may have the tuple of the key in args, which has been looked up. */
+static __always_inline bool flow_may_have(const struct flow_args *args, enum flow_kind kind)
+{
+	__u32 id = ((args->hash >> 32) + kind * GOLDEN) | 1;
+	struct flow_bucket *bucket = flow_bucket_of(args);
+	bool found = false;
+
+	if (!bucket)
+		return false;
+	for (__u32 way = 0; way < FLOW_WAYS; way++)
+		found |= bucket->id[way] == id;
+	return found;
+}
+
 /* Records what follows from p, by which the flow in args is updated; args->flow is how it was before. */
 static __always_inline void flow_tracked(const struct flow_args *args, struct packet *p,
 					 enum sender sender, __u32 now)
