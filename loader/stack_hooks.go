@@ -114,6 +114,7 @@ func (d *Datapath) StackHooks(device int, ipv6 bool) (bpf.StackHook, error) {
 	if ipv6 {
 		frame[etherType], frame[etherType+1] = unix.ETH_P_IPV6>>8, unix.ETH_P_IPV6&0xff
 	}
+	raiseMemlock() // for the library's probe, before Linux 5.11
 	found, _, err := TestRun(program, Packet{Frame: frame, Device: device})
 	if err != nil {
 		return 0, fmt.Errorf("look for the stack's hooks: %w", err)
