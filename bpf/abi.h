@@ -180,6 +180,14 @@ enum flow_flags {
 	FLOW_BY_REMOTE = 128,  /* FLOW_POLICY, FLOW_PAIR: the remote has opened it */
 } __attribute__((packed));     /* one byte */
 
+/* clang-format off */
+enum flow_reset { /* of a connection that rules have revoked */
+	FLOW_RESET_LOCAL = 1,  /* the container has got a RST, with the number ack */
+	FLOW_RESET_REMOTE = 2, /* the remote has got one, with the number expected */
+	FLOW_PEER_HOST = 4,    /* FLOW_POLICY: the peer is the container's own node */
+} __attribute__((packed)); /* one byte */
+/* clang-format on */
+
 /*
  * A flow is a translated connection, or one whose replies a policy admits. One entry is all the
  * state of a flow. It translates one direction; the other needs none, or finds it by probing
@@ -226,7 +234,8 @@ struct flow {
 	__u16 remote_port;
 	__u16 created; /* the last 16 bits of the time, in ticks */
 	__u8 probe;    /* FLOW_SNAT: which candidate its port is */
-	__u8 pad[3];
+	enum flow_reset reset;
+	__u8 pad[2];
 	__u64 payer; /* the container against which the flow counts: the opener, or if outside, the owner */
 };
 

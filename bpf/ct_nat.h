@@ -122,8 +122,7 @@ __noinline int ct_nat_sender_admits(struct __sk_buff *skb)
 	if (!policy_leaves(skb, p, sender, receiver, TAG_NONE))
 		return false;
 	p->decided.admitted = true;
-	if (t->reply || !policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)) ||
-	    !policy_set_peer(args, &p->dst))
+	if (t->reply || !policy_set_peer(args, &p->dst))
 		return true;
 	ct_nat_policy_key(&flow->key, t);
 	flow_lookup(flow);

@@ -17,6 +17,7 @@
 #include "masq_endpoint.h"
 #include "host_flow.h"
 #include "node.h"
+#include "policy_reset.h"
 #include "policy_send.h"
 #include "scratch.h"
 #include "spoof.h"
@@ -63,7 +64,8 @@ SEC("tc")
 int from_container(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
-	bool ct_update = tag_take(skb) == TAG_CT_UPDATE, late;
+	__u32 tag = tag_take(skb);
+	bool late;
 	struct endpoint *sender = NULL, *from = NULL, *to = NULL;
 	int reason, verdict = NOT_HANDLED, parsed;
 	struct device *device;
@@ -71,8 +73,9 @@ int from_container(struct __sk_buff *skb)
 	if (!p)
 		return VERDICT_NEXT;
 	parsed = parse_headers(skb, ETH_HLEN);
-	p->decided.ct_update = ct_update;
-	if (parsed == PARSED && !p->decided.ct_update)
+	p->decided.ct_update = tag == TAG_CT_UPDATE;
+	p->decided.reset = tag == TAG_RESET;
+	if (parsed == PARSED && !p->decided.ct_update && !p->decided.reset)
 		verdict = fwd_cache_forward(skb);
 	if (verdict != NOT_HANDLED)
 		return verdict;
@@ -101,14 +104,16 @@ int from_container(struct __sk_buff *skb)
 		 */
 		from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
 		classify_sent(skb, p, device, from, to);
-		if (device && from && to)
+		if (p->decided.reset)
+			p->decided.admitted = policy_owes_reset(skb);
+		else if (device && from && to)
 			p->decided.paired = p->decided.admitted =
 				policy_is_paired(skb, p, device, to);
 	}
 	/* What bypasses the stack to the outside is judged in to_uplink. */
 	late = from && !to && device && !device->route_set;
-	if (device && device->policy && !p->decided.paired && !late && !policy_sends(skb, parsed))
-		return VERDICT_DROP;
+	if (device && device->policy && !p->decided.admitted && !late && !policy_sends(skb, parsed))
+		return policy_reset(skb);
 	if (parsed != PARSED)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
 	verdict = device && device->route_set ? gateway_forward(skb, p, device) : VERDICT_NEXT;
@@ -122,12 +127,13 @@ int from_container(struct __sk_buff *skb)
 		verdict = gateway_deliver(skb, p, to);
 	if (verdict == VERDICT_NEXT && p->decided.ct_nat)
 		verdict = ct_nat_forward(skb, p);
-	if (verdict == VERDICT_NEXT && late && device->policy && !policy_sends(skb, parsed))
-		return VERDICT_DROP;
+	if (verdict == VERDICT_NEXT && late && device->policy && !p->decided.admitted &&
+	    !policy_sends(skb, parsed))
+		return policy_reset(skb);
 	if (verdict == VERDICT_NEXT && p->decided.to_host)
 		verdict = hairpin_from_container(skb, p, device, sender);
 	if (verdict != VERDICT_NEXT)
-		return verdict;
+		return verdict == VERDICT_DROP ? policy_reset(skb) : verdict;
 	verdict = bypass_none(skb, p, &p->dst, p->dport);
 	if (p->decided.pending)
 		forward_tag_pending(skb, p);
@@ -154,7 +160,7 @@ int to_container(struct __sk_buff *skb)
 	if (policy_checks() & (skb->ingress_ifindex ? POLICY_CHECK_ANY : POLICY_CHECK_HOST) &&
 	    (!policy_leaves_bridge(skb, tag) ||
 	     !policy_admits(skb, skb->ingress_ifindex, skb->ifindex, tag)))
-		return VERDICT_DROP;
+		return policy_reset(skb);
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
 	if (!skb->ingress_ifindex)
@@ -229,15 +235,17 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 	verdict = host_port || packet_opens(p) || node_is_tunnel_port(p)
 			  ? NOT_HANDLED
 			  : forward_masq_reply(skb, p);
-	if (verdict != NOT_HANDLED)
-		return verdict;
-	endpoint = endpoint_lookup(&p->dst);
-	if (endpoint) {
-		verdict = forward_to_endpoint(skb, p, endpoint);
-		return verdict == VERDICT_NEXT && p->decided.ct_nat ? ct_nat_forward(skb, p)
-								    : verdict;
+	if (verdict == NOT_HANDLED) {
+		endpoint = endpoint_lookup(&p->dst);
+		if (endpoint)
+			verdict = forward_to_endpoint(skb, p, endpoint);
+		else if (host_port)
+			verdict = host_port_forward(skb, p);
+		if (endpoint && verdict == VERDICT_NEXT && p->decided.ct_nat)
+			verdict = ct_nat_forward(skb, p);
 	}
-	verdict = host_port ? host_port_forward(skb, p) : NOT_HANDLED;
+	if (verdict == VERDICT_DROP && l3)
+		return policy_reset(skb);
 	return verdict == NOT_HANDLED ? VERDICT_NEXT : verdict;
 }
 
@@ -296,6 +304,23 @@ __noinline int uplink_admits(struct __sk_buff *skb, __u32 tag)
 	       policy_leaves(skb, p, sender, NULL, tag);
 }
 
+/* The same as policy_reset, which learns of the flow by which the container has been masqueraded. */
+__noinline int uplink_reset(struct __sk_buff *skb)
+{
+	struct policy_args *policy = policy_scratch_get();
+	struct masq_args *args = masq_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct addr none = {};
+
+	if (p && args && policy && p->decided.refused && p->tcp_ack) {
+		masq_init(args, packet_tuple(p), &none, policy->owner, 0);
+		args->read_only = true;
+		args->has_former = true;
+		p->decided.masqueraded = masq_find_former(skb);
+	}
+	return policy_reset(skb);
+}
+
 /* Uplink, egress: to the outside. */
 static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 {
@@ -315,7 +340,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	p->decided.generation = generation_get();
 	if (skb->ingress_ifindex && policy_checks() & POLICY_CHECK_ANY &&
 	    (!policy_leaves_bridge(skb, tag) || !uplink_admits(skb, tag)))
-		return VERDICT_DROP;
+		return l3 ? uplink_reset(skb) : VERDICT_DROP;
 	if (parsed == PARSED_NOT_IP)
 		return VERDICT_NEXT;
 	if (l3 && parsed == PARSED && node_any() && untranslated_lately(skb, p, tag))

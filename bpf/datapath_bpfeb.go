@@ -183,7 +183,8 @@ type DatapathFlow struct {
 	RemotePort uint16
 	Created    uint16
 	Probe      uint8
-	Pad        [3]uint8
+	Reset      uint8
+	Pad        [2]uint8
 	Payer      uint64
 }
 

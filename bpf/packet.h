@@ -11,6 +11,12 @@
 
 #include "abi.h"
 
+enum refused { /* the packet, by the rules of */
+	REFUSED_NOT = 0,
+	REFUSED_SENT = 1,     /* its sender */
+	REFUSED_RECEIVED = 2, /* its receiver */
+};
+
 /* What the hooks have decided about a packet. */
 struct decision {
 	struct addr new_addr; /* of the side that is translated, afterwards */
@@ -30,6 +36,10 @@ struct decision {
 	bool judged_later;    /* by to_container, if the rules do not admit it before */
 	bool ct_nat;	      /* the host's rules translate the connection: ct_nat.h */
 	bool paired;	      /* the rules of sender and receiver admit it: policy_pair.h */
+	bool changed; /* the stack has, so its sender knows the connection by another tuple */
+	__u8 revoked; /* not 0: its connection was admitted; the enum reason why it no longer is */
+	__u8 refused; /* enum refused */
+	bool reset;   /* as TAG_RESET */
 	__u16 policy_generation; /* as in struct fwd_entry */
 	__u32 policies;
 	__u32 generation; /* of the maps, before they were read */
@@ -120,6 +130,15 @@ static __always_inline void packet_translate(struct packet *p, const struct addr
 {
 	p->decided.new_addr = *addr;
 	p->decided.new_port = port;
+}
+
+/* Reports whether a flow translates p, received from an uplink. */
+static __always_inline bool packet_is_translated(const struct packet *p)
+{
+	const __u32 *a = (const __u32 *)&p->decided.new_addr, *b = (const __u32 *)&p->dst;
+
+	return p->decided.flow_kind && (p->decided.new_port != p->dport || a[0] != b[0] ||
+					a[1] != b[1] || a[2] != b[2] || a[3] != b[3]);
 }
 
 /*

@@ -15,14 +15,23 @@
 #include "route_cache.h"
 #include "verdict.h"
 
-/* Drops the packet, which the rule set in args does not admit; or reports it, and returns true. */
-static __always_inline bool policy_refuse(struct __sk_buff *skb, const struct policy_args *args,
-					  enum reason reason)
+/*
+ * Drops the packet in pkt_scratch, which the rule set in policy_scratch does not admit; or reports it, and returns
+ * true. refused: enum refused.
+ */
+__noinline int policy_refuse(struct __sk_buff *skb, __u32 reason, __u32 refused)
 {
+	const struct policy_args *args = policy_scratch_get();
+	struct packet *p = pkt_scratch_get();
+
+	if (!args || !p)
+		return true;
 	if (args->rule_set & RULE_SET_AUDIT) {
 		drop_for(skb, args->owner, REASON_POLICY_AUDIT);
 		return true;
 	}
+	p->decided.refused = refused;
+	p->decided.judged_later = false;
 	drop_for(skb, args->owner, reason);
 	return false;
 }
@@ -136,16 +145,18 @@ static __always_inline bool policy_set_sender(struct __sk_buff *skb, struct poli
 					      const struct packet *p, __u32 ingress,
 					      const struct device *sender)
 {
-	const struct ct_translation *t = ct_scratch_get();
 	const struct addr *addr = p->icmp_error ? &p->outer_src : &p->src;
+	const struct ct_translation *t;
 
 	if (!ingress) {
 		args->peer = *addr;
 		args->host = true;
 		return true;
 	}
-	if (!sender)
-		return policy_set_peer(args, t && ct_source_changed(skb) ? &t->in.src : addr);
+	if (!sender) {
+		t = ct_source_changed(skb) ? ct_scratch_get() : NULL;
+		return policy_set_peer(args, t ? &t->in.src : addr);
+	}
 	if (policy_is_address_of(sender, addr))
 		args->peer = *addr;
 	else
@@ -154,15 +165,6 @@ static __always_inline bool policy_set_sender(struct __sk_buff *skb, struct poli
 	args->kind = PEER_NETWORK;
 	args->network = sender->network;
 	return sender->container != args->container;
-}
-
-/*
- * Reports whether a connection of p needs a flow: to admit replies, if the other direction is isolated;
- * without SYN or INIT, also to know who has opened it.
- */
-static __always_inline bool policy_needs_flow(const struct packet *p, __u32 other_direction)
-{
-	return other_direction || (p->protocol != IPPROTO_TCP && p->protocol != IPPROTO_SCTP);
 }
 
 /*
@@ -190,6 +192,8 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 			flow_lookup(flow); /* for policy_track */
 		else if (policy_is_known(FROM_REMOTE))
 			return true;
+		if (p->decided.revoked && !policy_refuse(skb, p->decided.revoked, REFUSED_RECEIVED))
+			return false;
 	}
 	if (!policy_set_sender(skb, args, p, ingress, sender))
 		return true;
@@ -198,9 +202,10 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 					p->decided.new_port);
 	args->rule_set = RULE_SET_INGRESS(args->rule_sets);
 	if (args->rule_set && !admitted && !policy_is_needed(skb, p, ingress) &&
-	    (p->decided.judged_later || !policy_refuse(skb, args, REASON_POLICY_INGRESS)))
+	    (p->decided.judged_later ||
+	     !policy_refuse(skb, REASON_POLICY_INGRESS, REFUSED_RECEIVED)))
 		return false;
-	if (parsed && policy_needs_flow(p, RULE_SET_EGRESS(args->rule_sets)))
+	if (parsed)
 		policy_track(FROM_REMOTE, sender ? sender->owner : args->owner);
 	return true;
 }
@@ -297,18 +302,17 @@ static __always_inline bool policy_receives_translated(struct __sk_buff *skb, st
 {
 	struct policy_args *args = policy_scratch_get();
 	bool by_remote = p->decided.flow_kind == FLOW_DNAT;
-	__u32 ingress;
 
 	if (!args || !policy_load(args, receiver, p) || policy_entry_admits(fwd_cache_find(p), p))
 		return true;
 	policy_set_outside(args, &p->src);
-	ingress = RULE_SET_INGRESS(args->rule_sets);
-	if (!ingress ||
-	    policy_judge(args, p, by_remote ? ingress : RULE_SET_EGRESS(args->rule_sets),
+	if (policy_judge(args, p,
+			 by_remote ? RULE_SET_INGRESS(args->rule_sets)
+				   : RULE_SET_EGRESS(args->rule_sets),
 			 by_remote ? p->decided.new_port : p->sport))
 		return true;
-	args->rule_set = ingress;
-	return policy_refuse(skb, args, REASON_POLICY_INGRESS);
+	return policy_refuse(skb, by_remote ? REASON_POLICY_INGRESS : REASON_POLICY_EGRESS,
+			     REFUSED_RECEIVED);
 }
 
 /*
@@ -324,8 +328,7 @@ __noinline int policy_receives_outside(struct __sk_buff *skb, __u32 ifindex)
 	if (!p || !receiver || !receiver->policy)
 		return true;
 	p->decided.parsed = true;
-	translated = p->decided.flow_kind && (p->decided.new_port != p->dport ||
-					      !addr_equal(&p->decided.new_addr, &p->dst));
+	translated = packet_is_translated(p);
 	p->decided.judged_later = !translated;
 	p->decided.admitted = translated ? policy_receives_translated(skb, p, receiver)
 					 : policy_receives(skb, p, receiver, skb->ifindex, NULL);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The flows that a container's rules have admitted: of what it opens if its ingress is isolated, of what it
- * accepts if its egress is isolated, and without SYN or INIT, of both. They admit replies, and spare the rules
- * for the connection's next packets. A flow has the peer as the rules have seen it, after the host's translation, and the generation
- * of the policy. Under another generation, the rules judge it again.
+ * The flows that a container's rules have admitted. They admit replies, spare the rules for the connection's next
+ * packets, and show what is revoked (policy_reset.h). A flow has the peer as the rules have seen it, after the
+ * host's translation, and the generation of the policy. Under another generation, the rules judge it again.
  */
 #pragma once
 
@@ -44,7 +43,10 @@ static __always_inline bool policy_admits_flow(struct policy_args *args, const s
 		egress ? RULE_SET_EGRESS(args->rule_sets) : RULE_SET_INGRESS(args->rule_sets);
 	args->protocol = key->protocol;
 	args->port = egress ? flow->nat_port : key->local_port;
-	return !policy_set_peer(args, &flow->nat_addr) || policy_verdict();
+	if (!policy_set_peer(args, &flow->nat_addr))
+		return true;
+	args->host = !!(flow->reset & FLOW_PEER_HOST);
+	return policy_verdict();
 }
 
 /*
@@ -119,6 +121,39 @@ static __always_inline void policy_set_backend(struct flow *flow)
 	flow->nat_port = t->reply ? t->in.sport : t->out.dport;
 }
 
+/* Records that the rules no longer admit the connection of the TCP segment in pkt_scratch, which has the flow. */
+static __always_inline void policy_revoke(const struct flow *flow)
+{
+	struct packet *p = pkt_scratch_get();
+
+	if (p && p->tcp_ack && !p->tcp_synack && !p->tcp_rst)
+		p->decided.revoked =
+			flow->flags & FLOW_BY_REMOTE ? REASON_POLICY_INGRESS : REASON_POLICY_EGRESS;
+}
+
+/*
+ * Reports whether the rules of the policy in args admit the flow of another generation there, which
+ * sender's packet has. The opener's packets show the peer better than the flow does. So does the last hook if the
+ * stack translates the container's packets, and the flow may have the address from before.
+ */
+static __always_inline bool policy_admits_again(struct policy_args *policy,
+						const struct flow_args *args,
+						const struct packet *p, __u32 sender)
+{
+	const struct flow *flow = &args->flow;
+	bool by_remote = flow->flags & FLOW_BY_REMOTE, sent = sender == FROM_CONTAINER;
+	bool exact = by_remote || !addr_equal(&flow->nat_addr, &args->key.remote) ||
+		     !(sent || p->decided.changed);
+
+	if (sent != by_remote && (by_remote || !exact))
+		return false;
+	if (policy_admits_flow(policy, &args->key, flow))
+		return sent == by_remote;
+	if (exact)
+		policy_revoke(flow);
+	return false;
+}
+
 /*
  * Creates the flow with the key in flow_scratch, which flow_access has not found, if the connection has been
  * admitted otherwise. Reports whether it has, and the rules admit it.
@@ -135,8 +170,13 @@ static __always_inline bool policy_admit_known(struct policy_args *policy, struc
 	if (!(args->new.flags &FLOW_BY_REMOTE))
 		policy_set_backend(&args->new);
 	args->new.policy_generation = policy->generation;
-	if (flow_expired(&args->new) || !policy_admits_flow(policy, &args->key, &args->new))
+	if (flow_expired(&args->new))
 		return false;
+	if (!policy_admits_flow(policy, &args->key, &args->new)) {
+		if (!older) /* that one's peer may be the host, or not be translated yet */
+			policy_revoke(&args->new);
+		return false;
+	}
 	args->new.last_seen = now_ticks();
 	if (flow_insert(true) && older)
 		bpf_map_delete_elem(&admitted_flows, &args->key);
@@ -177,12 +217,9 @@ __noinline int policy_is_known(__u32 sender)
 		return true;
 	if (args->way >= FLOW_WAYS || flow->owner != policy->owner || flow_expired(flow))
 		return policy_admit_known(policy, args);
-	if (flow->policy_generation != policy->generation) {
-		/* The opener's packets show the peer better than the flow does. */
-		if ((sender == FROM_CONTAINER) != !!(flow->flags & FLOW_BY_REMOTE) ||
-		    !policy_admits_flow(policy, &args->key, flow))
-			return false;
-	}
+	if (flow->policy_generation != policy->generation &&
+	    !policy_admits_again(policy, args, p, sender))
+		return false;
 	flow_track(sender);
 	return true;
 }
@@ -235,6 +272,7 @@ __noinline int policy_track(__u32 sender, __u64 payer)
 	args->new.nat_addr = policy->peer;
 	args->new.nat_port = sender == FROM_CONTAINER ? p->dport : p->sport;
 	args->new.policy_generation = policy->generation;
+	args->new.reset = policy->host ? FLOW_PEER_HOST : 0;
 	if (!known) {
 		args->new.flags = opener;
 		flow_open(&args->new, p, sender, now_ticks());

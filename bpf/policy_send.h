@@ -66,7 +66,8 @@ static __always_inline bool policy_is_judged(struct __sk_buff *skb, const struct
 
 /*
  * Reports whether p, which leaves for the outside with the tag, belongs to a connection that the rules in args
- * admit, and that its receiver has opened: by a host port, or by a flow for which from_container has not looked.
+ * admit, and that its receiver has opened: by a host port, or by a flow for which from_container has not looked. If they no
+ * longer do, p->decided.revoked says so.
  */
 static __always_inline bool policy_is_reply(struct policy_args *args, struct packet *p, __u32 tag)
 {
@@ -78,8 +79,12 @@ static __always_inline bool policy_is_reply(struct policy_args *args, struct pac
 	flow_sent_key(&flows->key, p, FLOW_DNAT);
 	if (reply_port_is_used(p->protocol, p->sport) && flow_access(FLOW_READ) &&
 	    flow->owner == args->owner && !flow_expired(flow) &&
-	    (flow->nat_port != p->sport || !addr_equal(&flow->nat_addr, &p->src)))
-		return policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets), p->sport);
+	    (flow->nat_port != p->sport || !addr_equal(&flow->nat_addr, &p->src))) {
+		if (policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets), p->sport))
+			return true;
+		p->decided.revoked = REASON_POLICY_INGRESS;
+		return false;
+	}
 	if (tag != TAG_BYPASS)
 		return false;
 	flows->key.kind = FLOW_POLICY;
@@ -102,8 +107,7 @@ __noinline int policy_track_bypass(struct __sk_buff *skb)
 	    !policy_load(args, sender, p) || !args->rule_sets)
 		return 0;
 	flow_sent_key(&flow->key, p, FLOW_POLICY);
-	if (policy_is_known(FROM_CONTAINER) ||
-	    !policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)))
+	if (policy_is_known(FROM_CONTAINER))
 		return 0;
 	policy_set_peer(args, &p->dst);
 	if (policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
@@ -134,7 +138,7 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 
 	/* Loaded in any case: what is cached now depends on it. */
 	if (!args || !policy_load(args, sender, p) || p->decided.admitted ||
-	    !RULE_SET_EGRESS(args->rule_sets))
+	    (!RULE_SET_EGRESS(args->rule_sets) && (receiver || !parsed)))
 		return true;
 	if (tag == TAG_BYPASS) {
 		policy_set_outside(args, &p->dst);
@@ -151,10 +155,13 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 	args->rule_set = RULE_SET_EGRESS(args->rule_sets);
 	admitted = (parsed && policy_judge(args, p, args->rule_set, p->dport)) ||
 		   policy_is_neighbor(skb, p);
-	if (!admitted && !receiver && parsed && policy_is_reply(args, p, tag))
+	if ((!admitted || !RULE_SET_EGRESS(args->rule_sets)) && !receiver && parsed &&
+	    policy_is_reply(args, p, tag))
 		return true;
-	args->rule_set = RULE_SET_EGRESS(args->rule_sets);
-	if (!admitted && !policy_refuse(skb, args, REASON_POLICY_EGRESS))
+	if (!p->decided.revoked)
+		args->rule_set = RULE_SET_EGRESS(args->rule_sets);
+	if ((!admitted || p->decided.revoked) &&
+	    !policy_refuse(skb, p->decided.revoked ?: REASON_POLICY_EGRESS, REFUSED_SENT))
 		return false;
 	if (tag & TAG_TUPLE && tag & TAG_PENDING && parsed)
 		policy_track_pending(skb, args, p, tag);
@@ -174,7 +181,10 @@ __noinline int policy_leaves_bridge(struct __sk_buff *skb, __u32 tag)
 	struct endpoint *endpoint;
 	struct routed *entry;
 
-	if (!p || !ingress || device_lookup(ingress) || is_uplink(ingress))
+	if (!p)
+		return true;
+	p->decided.changed = tag != TAG_BYPASS && !tag_matches(tag, p);
+	if (!ingress || device_lookup(ingress) || is_uplink(ingress))
 		return true;
 	if (tag & TAG_TUPLE && tag & TAG_PENDING) {
 		entry = bpf_map_lookup_elem(&routed, &key);
@@ -262,20 +272,18 @@ __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 			p->decided.admitted = true;
 			return true;
 		}
+		if (p->decided.revoked && !policy_refuse(skb, p->decided.revoked, REFUSED_SENT))
+			return false;
 	}
 	if (RULE_SET_EGRESS(args->rule_sets) && !policy_sends_away(skb, args, device, p, parsed) &&
-	    !policy_refuse(skb, args, REASON_POLICY_EGRESS))
+	    !policy_refuse(skb, REASON_POLICY_EGRESS, REFUSED_SENT))
 		return false;
 	if (parsed != PARSED)
-		return true;
-	/* The last hook does not see from which device it is. */
-	p->decided.pending = device->flags & DEVICE_BRIDGED && RULE_SET_EGRESS(args->rule_sets);
-	if (!policy_needs_flow(p, RULE_SET_INGRESS(args->rule_sets)))
 		return true;
 	policy_set_peer(args, &p->dst);
 	if (policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
 		policy_track(FROM_CONTAINER, args->owner);
-	else
-		p->decided.pending = true;
+	/* The last hook sees the peer after the host's translation, but behind a bridge not the device. */
+	p->decided.pending = !p->decided.ct_update;
 	return true;
 }

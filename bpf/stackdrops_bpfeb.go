@@ -156,7 +156,8 @@ type StackDropsFlowEntry struct {
 		RemotePort uint16
 		Created    uint16
 		Probe      uint8
-		Pad        [3]uint8
+		Reset      uint8
+		Pad        [2]uint8
 		Payer      uint64
 	}
 }

@@ -7,6 +7,8 @@
 
 enum tag {
 	TAG_NONE = 0,
+	/* A RST in the name of a container (policy_reset.h). A container can set it, so the flow must agree. */
+	TAG_RESET = 0xea,
 	TAG_BYPASS = 0xeb,     /* bypasses the stack; to_uplink still has to translate it */
 	TAG_TRANSLATED = 0xed, /* is already translated, by fwd_cache or as a hairpin packet */
 	/* A copy for the stack alone. A container can set it, but only slows itself down. */
@@ -30,7 +32,7 @@ static __always_inline __u32 tag_take(struct __sk_buff *skb)
 	__u32 tag = skb->tc_index & ~TAG_JUDGED;
 
 	if (tag != TAG_BYPASS && tag != TAG_TRANSLATED && tag != TAG_CT_UPDATE &&
-	    tag != TAG_REENTRY && tag != TAG_ADMITTED && !(tag & TAG_TUPLE))
+	    tag != TAG_REENTRY && tag != TAG_ADMITTED && tag != TAG_RESET && !(tag & TAG_TUPLE))
 		return TAG_NONE;
 	skb->tc_index = TAG_NONE;
 	return tag;

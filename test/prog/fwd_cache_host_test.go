@@ -59,7 +59,8 @@ func (h *host) on(number int, fn func() error) error {
 // skBuff is the head of struct __sk_buff. The kernel accepts only some fields from a test, and wants the others
 // to be 0.
 type skBuff struct {
-	_       [10]uint32
+	_       [9]uint32
+	Ingress uint32
 	Ifindex uint32
 	_       uint32
 	CB      [5]uint32
@@ -67,7 +68,10 @@ type skBuff struct {
 
 // tagReader runs from_container, and reads the tag that the packet has afterwards. The kernel does not
 // return tc_index to a test: a caller of the program's function copies it to cb.
-type tagReader struct{ *ebpf.Collection }
+type tagReader struct {
+	*ebpf.Collection
+	ingress bool // the kernel has ingressDevice
+}
 
 func newTagReader(t *testing.T, h *host) tagReader {
 	t.Helper()
@@ -97,7 +101,7 @@ func newTagReader(t *testing.T, h *host) tagReader {
 		t.Fatalf("load the reader of tags: %+v", err)
 	}
 	t.Cleanup(programs.Close)
-	return tagReader{programs}
+	return tagReader{programs, probeIngressDevice() == nil}
 }
 
 // run runs from_container on a frame from the device.
@@ -114,6 +118,9 @@ func (r tagReader) runTagged(device *netlink.LinkAttrs, tag uint32, frame []byte
 	options := ebpf.RunOptions{
 		Data: frame, DataOut: make([]byte, len(frame)), ContextOut: &after,
 		Context: skBuff{Ifindex: uint32(device.Index), CB: [5]uint32{tag}},
+	}
+	if r.ingress {
+		options.Context = skBuff{Ingress: uint32(device.Index), Ifindex: uint32(device.Index), CB: [5]uint32{tag}}
 	}
 	got.verdict, err = r.Programs[bpf.ProgFromContainer].Run(&options)
 	got.tag, got.frame = after.CB[0], options.DataOut

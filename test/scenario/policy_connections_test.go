@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -103,8 +104,8 @@ func (n *network) wantEnded(t *testing.T, client *testenv.Client, victim *testen
 		return nil
 	})
 	stop()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("request after the isolation: got %v, want no response", err)
+	if err := <-done; !errors.Is(err, context.Canceled) && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("request after the isolation: got %v, want no response or a RST", err)
 	}
 }
 
