@@ -318,7 +318,10 @@ __noinline int ct_nat_observe(struct __sk_buff *skb, __u32 tag)
 	if (!opener || (to && to->ifindex != skb->ifindex) || !ct_nat_record(t, opener))
 		return 0;
 	p->decided.ct_nat = true;
-	return bypass_observe(skb, p, from, to);
+	bypass_observe(skb, p, from, to);
+	if (p->tcp_rst)
+		ct_nat_remove(t);
+	return 0;
 }
 
 /*
