@@ -26,7 +26,7 @@ var packages = []struct{ dir, imports string }{
 	{"maps", "bpf loader"},
 	{"ipam", "loader/flock plugin/show"},
 	{"plugin/link", "loader loader/rtnl"},
-	{"plugin/nodestate", "plugin/show"},
+	{"plugin/nodestate", "maps plugin/show"},
 	{"plugin/cnierr", "ipam loader loader/flock maps plugin/link plugin/nodestate plugin/show"},
 	{"plugin/names", "loader maps"},
 	{"plugin/namespace", "loader/rtnl plugin/cnierr plugin/link"},
