@@ -25,9 +25,10 @@ all containers and the host, or of one container.
 
 SOURCE and DESTINATION are those of its first packet, before TRANSLATED by
 masquerading, a host port, or "by the host": rules of the host, such as
-kube-proxy's for a service, which the datapath repeats. If no entry says who has opened a connection, the
-side with the lower port is the destination. STATE is netfilter's, or RST_HELD
-if the host has refused it, and empty if it is not known. PATH:
+kube-proxy's for a service, which the datapath repeats. If no entry says who has
+opened a connection, the side with the lower port is the destination. STATE is
+netfilter's, or RST_HELD if the host has refused it, and empty if it is not
+known. PATH:
 
     offload  established, and bypasses the host's stack
     bypass   the last packets have bypassed the stack
