@@ -48,7 +48,7 @@ __noinline int ct_nat_find(struct __sk_buff *skb)
 {
 	struct ct_translation *t = ct_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	struct ct_nat *nat = NULL;
+	struct ct_nat *nat;
 	struct connection c = {};
 	bool reply;
 
@@ -58,28 +58,29 @@ __noinline int ct_nat_find(struct __sk_buff *skb)
 	offload_init(&c, p, &p->dst, p->dport);
 	offload_find(&c);
 	reply = c.offload && c.offload->translated;
-	if (!reply)
-		nat = ct_nat_lookup(packet_tuple(p));
-	if (!reply && !nat)
-		return false;
-	t->ct = reply ? c.offload->ct : nat->ct;
-	if (!ct_read(skb, reply)) {
-		if (reply)
+	if (reply) {
+		t->ct = c.offload->ct;
+		if (!ct_read(skb, true)) {
 			offload_remove(&c);
-		else
-			flow_remove();
-		return false;
+			return false;
+		}
+		/* Or the opener of another connection uses its backend's address and this port. */
+		reply = ct_tuple_equal(&t->in, packet_tuple(p));
 	}
-	if (!ct_tuple_equal(&t->in, packet_tuple(p)))
-		return false;
 	if (reply)
-		nat = ct_nat_lookup(&t->out);
-	if (!ct_nat_is_current(nat, t))
+		return ct_nat_is_current(ct_nat_lookup(&t->out), t);
+	nat = ct_nat_lookup(packet_tuple(p));
+	if (!nat)
 		return false;
-	if (!reply) {
-		bypass_init_ct(&c, t);
-		offload_find(&c);
+	t->ct = nat->ct;
+	if (!ct_read(skb, false)) {
+		flow_remove();
+		return false;
 	}
+	if (!ct_tuple_equal(&t->in, packet_tuple(p)) || !ct_nat_is_current(nat, t))
+		return false;
+	bypass_init_ct(&c, t);
+	offload_find(&c);
 	return c.offload && c.offload->translated && c.offload->ct == t->ct;
 }
 
