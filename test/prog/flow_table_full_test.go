@@ -238,7 +238,7 @@ func TestFlowTableTorn(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				for range 20 {
+				for range 2 { // the writer soon replaces what has been listed
 					for key := range all {
 						frame := replies[key.LocalPort]
 						if frame == nil {
