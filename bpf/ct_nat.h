@@ -40,6 +40,18 @@ static __always_inline bool ct_nat_is_current(const struct ct_nat *nat,
 	       addr_equal(&nat->nat_addr, addr);
 }
 
+/* Writes the time into the FLOW_CT_NAT that ct_nat_lookup has found: of TCP, the stack sees no more packets. */
+static __always_inline void ct_nat_renew(void)
+{
+	struct flow_args *args = flow_scratch_get();
+
+	if (!args)
+		return;
+	args->new = args->flow;
+	args->new.last_seen = now_ticks();
+	flow_insert(true);
+}
+
 /*
  * Finds the flows of the packet in pkt_scratch, and sets ct_scratch to its translation, and offload_scratch.
  * Returns false if the connection is not known, or not any more.
@@ -79,6 +91,8 @@ __noinline int ct_nat_find(struct __sk_buff *skb)
 	}
 	if (!ct_tuple_equal(&t->in, packet_tuple(p)) || !ct_nat_is_current(nat, t))
 		return false;
+	if (now_ticks() - nat->last_seen >= CT_NAT_RENEW)
+		ct_nat_renew();
 	bypass_init_ct(&c, t);
 	offload_find(&c);
 	return c.offload && c.offload->translated && c.offload->ct == t->ct;
