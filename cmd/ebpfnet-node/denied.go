@@ -21,13 +21,13 @@ var deniedReasons = []maps.Reason{
 }
 
 // followDenied prints refused connections until ctx is done, as `ebpfnetctl drops --follow -o json` prints packets. While
-// another process follows drops, it waits.
+// the datapath is not loaded, or another process follows drops, it waits.
 func (o *options) followDenied(ctx context.Context, out io.Writer, log *slog.Logger) {
-	const retry = 5 * time.Second
+	const retry = time.Second
 
 	said := ""
 	for o.logDenied > 0 && ctx.Err() == nil {
-		err := o.readDenied(ctx, out)
+		err := ignoreNotLoaded(o.readDenied(ctx, out))
 		if err != nil && err.Error() != said {
 			said = err.Error()
 			log.Warn("log denied connections: " + said)

@@ -37,8 +37,8 @@ func (c *cluster) wantVisible(ends *testenv.Client) {
 		return err
 	})
 	for _, f := range testenv.Families {
-		web.wantLine(drops.Drop{RuleSet: "ingress", Peer: f.Pod(other.pod).String(), Why: "shop/admit ingress[0] admits tcp"})
-		web.wantLine(drops.Drop{RuleSet: "egress", Peer: f.Pod(client.pod).String(), Why: "there are no rules"})
+		web.wantLine(f, other.pod, web.pod, drops.Drop{RuleSet: "ingress", Peer: f.Pod(other.pod).String(), Why: "shop/admit ingress[0] admits tcp"})
+		web.wantLine(f, web.pod, client.pod, drops.Drop{RuleSet: "egress", Peer: f.Pod(client.pod).String(), Why: "there are no rules"})
 	}
 	admitted := web.wantPreview("other", web.agent.output.String(), ends.Local().String(), "")
 	if !slices.ContainsFunc(admitted, func(source string) bool { return strings.HasPrefix(source, other.pod.Addr4().String()+":") }) {
@@ -113,10 +113,14 @@ func (c *cluster) wantTiers(pod *testenv.Pod) {
 	web.wantDenied(testenv.IPv4, bpf.ReasonPolicyIngress, client.pod, pod)
 }
 
-// wantLine waits for the agent's line about a connection that the policy denies the node's pod.
-func (n *node) wantLine(want drops.Drop) {
+// wantLine has one pod ask another until the agent prints its line about a connection that the policy denies the node's pod:
+// the agent may not have followed drops yet when the first one was denied.
+func (n *node) wantLine(f testenv.Family, from, to *testenv.Pod, want drops.Drop) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("the line about %s of %s", want.RuleSet, want.Peer), func() error {
+		if ask(n.t, from.Namespace, f, to) == nil {
+			n.t.Errorf("%s asks %s by %s: got an answer", from.Name, to.Name, f.Name)
+		}
 		output := n.agent.output.String()
 		for line := range strings.Lines(output) {
 			var got drops.Drop
