@@ -353,10 +353,16 @@ struct flow_bucket {
 #define PORT_NUMBER_WORDS 1024 /* of 64 bits, per protocol */
 
 /*
- * reply_ports: a byte for each port of containers to which a remote has opened a flow. Never
- * cleared. Key: the number divided by 8; UDP's follow after TCP's.
+ * port_marks: a byte for each port and kind of mark. Never cleared. Key: the number divided by 8;
+ * UDP's follow after TCP's.
  */
-#define REPLY_PORT_WORDS 8192 /* of 8 bytes, per protocol */
+#define PORT_MARK_WORDS 8192 /* of 8 bytes, per kind and protocol */
+
+enum port_mark {
+	PORT_REPLIES = 0, /* of containers: a remote has opened a flow to it */
+	PORT_TRANSLATED =
+		2, /* the host's rules have sent a remote's connection on to a container */
+};
 
 /* masq_sources: addresses that an uplink has masqueraded with, the latest first. */
 #define MASQ_SOURCES 8

@@ -196,8 +196,8 @@ __noinline int ct_read(struct __sk_buff *skb, __u32 reply)
 }
 
 /*
- * Reports whether the host's rules have changed the source of the packet in pkt_scratch, which has passed the stack and
- * is its connection's opener's. If so, in of ct_scratch has the tuple before.
+ * Reports whether the host's rules have changed the source of the packet in pkt_scratch, which is its connection's opener's
+ * and has passed the stack, or is past it. If so, in of ct_scratch has the tuple before.
  */
 __noinline int ct_source_changed(struct __sk_buff *skb)
 {
@@ -208,6 +208,8 @@ __noinline int ct_source_changed(struct __sk_buff *skb)
 
 	if (!t || !p || !config.sees_hooks)
 		return false;
+	if (p->decided.ct_nat)
+		return !t->reply;
 	packet = bpf_cast_to_kern_ctx(skb);
 	if (!bpf_core_field_exists(packet->_nfct) ||
 	    !bpf_core_field_exists(struct nf_conn, tuplehash))

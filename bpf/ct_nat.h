@@ -14,6 +14,7 @@
 #include "bypass.h"
 #include "conntrack.h"
 #include "policy_send.h"
+#include "port_mark.h"
 
 #define CT_NAT_RENEW TICKS(30) /* of the time in the entry; UDP_STREAM's idle time is longer */
 
@@ -197,10 +198,10 @@ static __always_inline bool ct_nat_set_ends(struct __sk_buff *skb, struct connec
 }
 
 /*
- * Reports whether p, with its tuple after translation, may leave by the uplink by which the stack has sent
- * the connection's packets before.
+ * Reports whether p may leave by the uplink by which the stack has sent the connection's packets before. p has its tuple
+ * as the stack routes it: with the source before translation.
  */
-static __always_inline bool ct_nat_leaves(struct __sk_buff *skb, const struct packet *p,
+static __always_inline bool ct_nat_leaves(struct __sk_buff *skb, struct packet *p,
 					  struct connection *c, struct next_hop *next)
 {
 	long result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), next);
@@ -208,6 +209,7 @@ static __always_inline bool ct_nat_leaves(struct __sk_buff *skb, const struct pa
 	if (result != BPF_FIB_LKUP_RET_SUCCESS &&
 	    (result != BPF_FIB_LKUP_RET_NO_NEIGH || p->protocol != IPPROTO_TCP))
 		return false;
+	p->decided.uncached |= result != BPF_FIB_LKUP_RET_SUCCESS;
 	c->uplink = next->ifindex;
 	return true;
 }
@@ -223,6 +225,23 @@ static __always_inline long ct_nat_rewrite(struct __sk_buff *skb, const struct p
 	if (!err && (t->out.sport != p->sport || !addr_equal(&t->out.src, &p->src)))
 		err = rewrite(skb, p, SIDE_SRC, &t->out.src, t->out.sport);
 	return err;
+}
+
+/*
+ * Handles the numbers of p, a TCP segment, of which other CPUs must know: the end of the connection is recognized by them.
+ * A cached decision does the same for the next ones, but no decision for a translation of both sides is cached.
+ */
+static __always_inline void ct_nat_track_numbers(struct __sk_buff *skb, struct packet *p,
+						 const struct connection *c,
+						 const struct endpoint *from,
+						 const struct endpoint *to)
+{
+	__u32 acked = ct_next_seq(skb, c);
+
+	if (!from && (p->tcp_fin || p->tcp_rst))
+		p->decided.end_expected |= tuple_end_expected(skb, acked, acked);
+	else if (p->decided.uncached)
+		tuple_hint_write(p->id, to ? packet_seq_end(p) : p->ack);
 }
 
 /* Removes the connection's FLOW_CT_NAT. */
@@ -254,19 +273,26 @@ __noinline int ct_nat_redirect(struct __sk_buff *skb)
 	to = endpoint_lookup(&t->out.dst);
 	if ((from ? from->ifindex != skb->ifindex : !to) || !ct_nat_set_ends(skb, &c, from, to))
 		return VERDICT_NEXT;
-	packet_set_tuple(p, &t->out);
+	p->dst = t->out.dst;
+	p->dport = t->out.dport;
 	allowed = to ? bypass_fits(skb, p, to) : ct_nat_leaves(skb, p, &c, &t->next);
-	packet_set_tuple(p, &t->in);
-	if (!allowed || c.offload->uplink != c.uplink || !offload_allows(p, &c))
+	if (!allowed || c.offload->uplink != c.uplink || !offload_allows(p, &c)) {
+		packet_set_tuple(p, &t->in);
 		return VERDICT_NEXT;
+	}
+	p->decided.uncached |= ct_changes_both(t);
+	packet_translate(p, &t->out.dst, t->out.dport);
+	p->src = t->out.src;
+	p->sport = t->out.sport;
+	if (p->protocol == IPPROTO_TCP)
+		ct_nat_track_numbers(skb, p, &c, from, to);
+	packet_set_tuple(p, &t->in);
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	if (!c.offload)
 		ct_nat_remove(t);
-	p->decided.uncached |= ct_changes_both(t);
 	p->in_stack = false;
 	skb->tc_index = TAG_NONE;
-	packet_translate(p, &t->out.dst, t->out.dport);
 	verdict = to ? redirect_to_endpoint(skb, p, to, 0) : VERDICT_NEXT;
 	if (ct_nat_rewrite(skb, p, t))
 		return drop(skb, REASON_REWRITE);
@@ -293,7 +319,7 @@ static __always_inline int ct_nat_forward(struct __sk_buff *skb, const struct pa
  * Creates the FLOW_CT_NAT of the connection in ct_scratch, or renews its time. Returns false if it has none, and
  * cannot have one.
  */
-static __noinline bool ct_nat_record(const struct ct_translation *t, const struct endpoint *opener)
+static __noinline bool ct_nat_record(const struct ct_translation *t, const struct endpoint *payer)
 {
 	struct flow_args *args = flow_scratch_get();
 	struct ct_nat *nat = ct_nat_lookup(t->reply ? &t->out : &t->in), *new;
@@ -304,7 +330,7 @@ static __noinline bool ct_nat_record(const struct ct_translation *t, const struc
 		return true;
 	__builtin_memset(&args->new, 0, sizeof(args->new));
 	new = (struct ct_nat *)&args->new;
-	new->owner = opener->owner;
+	new->owner = payer->owner;
 	new->nat_addr = t->reply ? t->in.src : t->out.dst;
 	new->nat_port = t->reply ? t->in.sport : t->out.dport;
 	new->state = t->in.protocol == IPPROTO_TCP ? FLOW_ESTABLISHED : FLOW_UDP_STREAM;
@@ -322,20 +348,47 @@ __noinline int ct_nat_observe(struct __sk_buff *skb, __u32 tag)
 {
 	struct ct_translation *t = ct_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	struct endpoint *from, *to, *opener;
+	struct endpoint *from, *to, *payer;
 
 	if (!p || !t || !offload_is_possible(p) || p->tcp_syn || p->tcp_synack ||
 	    !ct_read_packet(skb) || !tag_is_of(tag, tuple_id(&t->in)))
 		return 0;
 	from = device_lookup(skb->ingress_ifindex) ? endpoint_lookup(&t->in.src) : NULL;
 	to = device_lookup(skb->ifindex) ? endpoint_lookup(&p->dst) : NULL;
-	opener = t->reply ? to : from;
-	if (!opener || (to && to->ifindex != skb->ifindex) || !ct_nat_record(t, opener))
+	payer = t->reply ? to ?: from : from ?: to;
+	if (!payer || (to && to->ifindex != skb->ifindex) || !ct_nat_record(t, payer))
 		return 0;
 	p->decided.ct_nat = true;
 	bypass_observe(skb, p, from, to);
 	if (p->tcp_rst)
 		ct_nat_remove(t);
+	return 0;
+}
+
+/*
+ * Reports whether the host's rules may send p, from the outside and to none of our addresses, on to a container. Then
+ * it has what ct_nat_forward and the tag need.
+ */
+static __noinline bool ct_nat_receives(struct __sk_buff *skb, struct packet *p)
+{
+	if (!config.sees_hooks || !p->l3 || !port_is_marked(PORT_TRANSLATED, p->protocol, p->dport))
+		return false;
+	p->decided.fast_path = FAST_PATH_ESTABLISHED;
+	p->decided.ct_nat = bypass_knows_translated(skb);
+	return true;
+}
+
+/*
+ * Learns from the packet in pkt_scratch, which the stack has delivered to a container, that the host's rules send
+ * connections to its former port on.
+ */
+__noinline int ct_nat_learn(struct __sk_buff *skb)
+{
+	struct ct_translation *t = ct_scratch_get();
+
+	if (t && config.sees_hooks && is_uplink(skb->ingress_ifindex) && ct_read_packet(skb) &&
+	    !t->reply)
+		port_set_mark(PORT_TRANSLATED, t->in.protocol, t->in.dport);
 	return 0;
 }
 

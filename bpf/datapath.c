@@ -182,6 +182,8 @@ int to_container(struct __sk_buff *skb)
 		bypass_observe(skb, p, from, to);
 	else if (tag & TAG_TUPLE)
 		ct_nat_delivered(skb, p, tag, 0);
+	else if (to && !from)
+		ct_nat_learn(skb);
 	if (from || (unchanged && bypass_knows_tuple(skb)))
 		return VERDICT_NEXT;
 	return host_flow_sent(skb);
@@ -241,7 +243,9 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 			verdict = forward_to_endpoint(skb, p, endpoint);
 		else if (host_port)
 			verdict = host_port_forward(skb, p);
-		if (endpoint && verdict == VERDICT_NEXT && p->decided.ct_nat)
+		else if (ct_nat_receives(skb, p))
+			verdict = bypass_none(skb, p, &p->dst, p->dport);
+		if (verdict == VERDICT_NEXT && p->decided.ct_nat)
 			verdict = ct_nat_forward(skb, p);
 	}
 	if (verdict == VERDICT_DROP && l3)
@@ -321,6 +325,23 @@ __noinline int uplink_reset(struct __sk_buff *skb)
 	return policy_reset(skb);
 }
 
+/* Handles p, which leaves under no container's address. The host's rules may have changed a container's packet. */
+static __always_inline int uplink_sent(struct __sk_buff *skb, struct packet *p, __u32 tag)
+{
+	int verdict;
+
+	packet_translate(p, &p->src, p->sport);
+	p->decided.bypass = tag == TAG_BYPASS;
+	verdict = host_flow_sent(skb);
+	if (verdict != VERDICT_NEXT || p->decided.new_port != p->sport)
+		return verdict;
+	if (p->decided.bypass)
+		fwd_cache_store_egress(skb);
+	else if (tag & TAG_TUPLE && !tag_matches(tag, p))
+		ct_nat_delivered(skb, p, tag, fib_hop_of_frame(skb));
+	return VERDICT_NEXT;
+}
+
 /* Uplink, egress: to the outside. */
 static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 {
@@ -349,7 +370,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (!endpoint) {
 		if (tunnel_is_forged(skb, p, parsed))
 			return drop(skb, REASON_TUNNEL);
-		return parsed == PARSED ? host_flow_sent(skb) : VERDICT_NEXT;
+		return parsed == PARSED ? uplink_sent(skb, p, tag) : VERDICT_NEXT;
 	}
 	if (p->decided.flush_queue)
 		return frag_queue_flush(skb, p, 0);

@@ -650,9 +650,9 @@ const (
 	DatapathMapPolicyBlocks   = "policy_blocks"
 	DatapathMapPolicyRules    = "policy_rules"
 	DatapathMapPolicyScratch  = "policy_scratch"
+	DatapathMapPortMarks      = "port_marks"
 	DatapathMapPortNumbers    = "port_numbers"
 	DatapathMapPortSrcRanges  = "port_src_ranges"
-	DatapathMapReplyPorts     = "reply_ports"
 	DatapathMapRouteRules     = "route_rules"
 	DatapathMapRouted         = "routed"
 	DatapathMapRuleSets       = "rule_sets"
@@ -762,9 +762,9 @@ type DatapathMapSpecs struct {
 	PolicyBlocks   *ebpf.MapSpec `ebpf:"policy_blocks"`
 	PolicyRules    *ebpf.MapSpec `ebpf:"policy_rules"`
 	PolicyScratch  *ebpf.MapSpec `ebpf:"policy_scratch"`
+	PortMarks      *ebpf.MapSpec `ebpf:"port_marks"`
 	PortNumbers    *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges  *ebpf.MapSpec `ebpf:"port_src_ranges"`
-	ReplyPorts     *ebpf.MapSpec `ebpf:"reply_ports"`
 	RouteRules     *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed         *ebpf.MapSpec `ebpf:"routed"`
 	RuleSets       *ebpf.MapSpec `ebpf:"rule_sets"`
@@ -836,9 +836,9 @@ type DatapathMaps struct {
 	PolicyBlocks   *ebpf.Map `ebpf:"policy_blocks"`
 	PolicyRules    *ebpf.Map `ebpf:"policy_rules"`
 	PolicyScratch  *ebpf.Map `ebpf:"policy_scratch"`
+	PortMarks      *ebpf.Map `ebpf:"port_marks"`
 	PortNumbers    *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges  *ebpf.Map `ebpf:"port_src_ranges"`
-	ReplyPorts     *ebpf.Map `ebpf:"reply_ports"`
 	RouteRules     *ebpf.Map `ebpf:"route_rules"`
 	Routed         *ebpf.Map `ebpf:"routed"`
 	RuleSets       *ebpf.Map `ebpf:"rule_sets"`
@@ -885,9 +885,9 @@ func (m *DatapathMaps) Close() error {
 		m.PolicyBlocks,
 		m.PolicyRules,
 		m.PolicyScratch,
+		m.PortMarks,
 		m.PortNumbers,
 		m.PortSrcRanges,
-		m.ReplyPorts,
 		m.RouteRules,
 		m.Routed,
 		m.RuleSets,

@@ -41,7 +41,8 @@ static __noinline struct flow *flow_track_reply(const struct packet *p, __u64 ow
 {
 	struct flow_args *args = flow_scratch_get();
 
-	if (!args || p->tcp_syn || p->sctp_init || !reply_port_is_used(p->protocol, p->sport))
+	if (!args || p->tcp_syn || p->sctp_init ||
+	    !port_is_marked(PORT_REPLIES, p->protocol, p->sport))
 		return NULL;
 	flow_sent_key(&args->key, p, FLOW_DNAT);
 	args->new.owner = owner;

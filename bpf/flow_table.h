@@ -33,7 +33,7 @@
 #include "flow_state.h"
 #include "hash.h"
 #include "moved.h"
-#include "reply_port.h"
+#include "port_mark.h"
 #include "scratch.h"
 
 #define FLOW_SHARE 3
@@ -385,7 +385,7 @@ __noinline int flow_insert(__u32 replace)
 	if (!bucket)
 		return false;
 	if (args->key.kind == FLOW_DNAT)
-		reply_port_record(args->key.protocol, args->key.local_port);
+		port_set_mark(PORT_REPLIES, args->key.protocol, args->key.local_port);
 	if (!args->new.payer)
 		args->new.payer = args->new.owner;
 	args->now = now_ticks();

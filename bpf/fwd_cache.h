@@ -107,17 +107,13 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
  * Creates the entry of from_container for p, which bypasses the stack and leaves by to_uplink; or returns NULL. If
  * from_container has translated p as conntrack does, the entry is that of the tuple before.
  */
-static __noinline struct fwd_entry *fwd_cache_store_sent(struct __sk_buff *skb, struct packet *p)
+static __noinline struct fwd_entry *fwd_cache_store_sent(struct __sk_buff *skb, struct packet *p,
+							 const struct ct_translation *t,
+							 bool translated)
 {
-	struct ct_translation *t = ct_scratch_get();
 	struct fwd_entry *entry;
 	__u32 id = p->id;
-	bool translated;
 
-	if (!t)
-		return NULL;
-	translated = t->sent && ct_tuple_equal(&t->out, packet_tuple(p));
-	t->sent = false;
 	if (translated &&
 	    (p->decided.new_port != p->sport || !addr_equal(&p->decided.new_addr, &p->src)))
 		return NULL; /* an entry translates one side */
@@ -148,15 +144,25 @@ static __noinline struct fwd_entry *fwd_cache_store_sent(struct __sk_buff *skb, 
  */
 __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 {
+	struct ct_translation *t = ct_scratch_get();
 	struct packet *p = pkt_scratch_get();
 	struct fwd_entry *entry;
 	struct next_hop next;
+	bool translated;
 
-	if (!p || fwd_changes_state(p) || !fwd_cacheable(p) ||
-	    fib_next_hop(skb, p, skb->ingress_ifindex, packet_segment_len(skb, p), &next) ||
-	    next.ifindex != skb->ifindex)
+	if (!p || !t)
 		return 0;
-	entry = fwd_cache_store_sent(skb, p);
+	translated = t->sent && ct_tuple_equal(&t->out, packet_tuple(p));
+	t->sent = false;
+	if (fwd_changes_state(p) || !fwd_cacheable(p))
+		return 0;
+	if (translated)
+		next = t->next;
+	else if (fib_next_hop(skb, p, skb->ingress_ifindex, packet_segment_len(skb, p), &next))
+		return 0;
+	if (next.ifindex != skb->ifindex)
+		return 0;
+	entry = fwd_cache_store_sent(skb, p, t, translated);
 	if (!entry)
 		return 0;
 	if (next.tunnel) {

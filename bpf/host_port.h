@@ -5,7 +5,7 @@
 #include "addr.h"
 #include "maps.h"
 #include "packet.h"
-#include "reply_port.h"
+#include "port_mark.h"
 
 /* Reports whether port_numbers has the bit of a number. first: where the bits begin. */
 static __always_inline bool port_number_is_set(__u32 first, __u8 protocol, __u16 port)
@@ -77,7 +77,7 @@ static __always_inline struct host_port *host_port_lookup_reply(const struct pac
 {
 	struct host_port *port = NULL;
 
-	if (!p->tcp_syn && reply_port_is_used(p->protocol, p->sport))
+	if (!p->tcp_syn && port_is_marked(PORT_REPLIES, p->protocol, p->sport))
 		port = host_port_reverse(&p->src, p->sport, p->protocol);
 	return port && !addr_is_loopback(&port->target_addr, p->ipv6) ? port : NULL;
 }

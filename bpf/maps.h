@@ -127,13 +127,13 @@ struct {
 	__type(value, __u64);
 } port_numbers SEC(".maps");
 
-/* Written by the programs with a port's first flow that a remote opens, never cleared. */
+/* Written by the programs with a port's first connection, never cleared. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 2 * REPLY_PORT_WORDS);
+	__uint(max_entries, 4 * PORT_MARK_WORDS);
 	__type(key, __u32);
 	__type(value, __u64);
-} reply_ports SEC(".maps");
+} port_marks SEC(".maps");
 
 /* Written by every process that changes another map of the plugin. */
 struct {

@@ -214,7 +214,7 @@ const (
 	MapPortSrcRanges = DatapathMapPortSrcRanges
 	MapPlaceScratch  = DatapathMapPlaceScratch
 	MapRouted        = DatapathMapRouted
-	MapReplyPorts    = DatapathMapReplyPorts
+	MapPortMarks     = DatapathMapPortMarks
 	MapRouteRules    = DatapathMapRouteRules
 	MapStackNotes    = DatapathMapStackNotes
 	MapTupleNotes    = DatapathMapTupleNotes

@@ -77,7 +77,7 @@ static __always_inline bool policy_is_reply(struct policy_args *args, struct pac
 	if (!flows || packet_opens(p))
 		return false;
 	flow_sent_key(&flows->key, p, FLOW_DNAT);
-	if (reply_port_is_used(p->protocol, p->sport) && flow_access(FLOW_READ) &&
+	if (port_is_marked(PORT_REPLIES, p->protocol, p->sport) && flow_access(FLOW_READ) &&
 	    flow->owner == args->owner && !flow_expired(flow) &&
 	    (flow->nat_port != p->sport || !addr_equal(&flow->nat_addr, &p->src))) {
 		if (policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets), p->sport))

@@ -412,9 +412,9 @@ const (
 	StackDropsMapPolicies      = "policies"
 	StackDropsMapPolicyBlocks  = "policy_blocks"
 	StackDropsMapPolicyRules   = "policy_rules"
+	StackDropsMapPortMarks     = "port_marks"
 	StackDropsMapPortNumbers   = "port_numbers"
 	StackDropsMapPortSrcRanges = "port_src_ranges"
-	StackDropsMapReplyPorts    = "reply_ports"
 	StackDropsMapRouteRules    = "route_rules"
 	StackDropsMapRouted        = "routed"
 	StackDropsMapRuleSets      = "rule_sets"
@@ -501,9 +501,9 @@ type StackDropsMapSpecs struct {
 	Policies      *ebpf.MapSpec `ebpf:"policies"`
 	PolicyBlocks  *ebpf.MapSpec `ebpf:"policy_blocks"`
 	PolicyRules   *ebpf.MapSpec `ebpf:"policy_rules"`
+	PortMarks     *ebpf.MapSpec `ebpf:"port_marks"`
 	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
-	ReplyPorts    *ebpf.MapSpec `ebpf:"reply_ports"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed        *ebpf.MapSpec `ebpf:"routed"`
 	RuleSets      *ebpf.MapSpec `ebpf:"rule_sets"`
@@ -566,9 +566,9 @@ type StackDropsMaps struct {
 	Policies      *ebpf.Map `ebpf:"policies"`
 	PolicyBlocks  *ebpf.Map `ebpf:"policy_blocks"`
 	PolicyRules   *ebpf.Map `ebpf:"policy_rules"`
+	PortMarks     *ebpf.Map `ebpf:"port_marks"`
 	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
 	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
-	ReplyPorts    *ebpf.Map `ebpf:"reply_ports"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
 	Routed        *ebpf.Map `ebpf:"routed"`
 	RuleSets      *ebpf.Map `ebpf:"rule_sets"`
@@ -605,9 +605,9 @@ func (m *StackDropsMaps) Close() error {
 		m.Policies,
 		m.PolicyBlocks,
 		m.PolicyRules,
+		m.PortMarks,
 		m.PortNumbers,
 		m.PortSrcRanges,
-		m.ReplyPorts,
 		m.RouteRules,
 		m.Routed,
 		m.RuleSets,

@@ -26,7 +26,7 @@ func FillCopy(c *loader.Copy) error {
 		copyEntries[bpf.FlowKey, bpf.AdmittedFlow](c, bpf.MapAdmittedFlows),
 		copyEntries[bpf.MasqSourcesKey, bpf.MasqSources](c, bpf.MapMasqSources),
 		copyArray(c, bpf.MapMovedFlows, func(*bpf.Moved) {}),
-		copyArray(c, bpf.MapReplyPorts, func(*uint64) {}),
+		copyArray(c, bpf.MapPortMarks, func(*uint64) {}),
 		copyArray(c, bpf.MapTupleNotes, func(*uint64) {}),
 	)
 }

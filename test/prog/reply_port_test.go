@@ -13,7 +13,7 @@ import (
 func TestReplyPorts(t *testing.T) {
 	h := newHost(t)
 	eachScene(t, withPorts, func(t *testing.T, s scene) {
-		marks := h.programs.Maps[bpf.MapReplyPorts]
+		marks := h.programs.Maps[bpf.MapPortMarks]
 		testenv.Must(t, errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)))
 		for word := range marks.MaxEntries() {
 			testenv.Must(t, marks.Put(word, uint64(0)))

@@ -188,14 +188,14 @@ func (h *host) fill(s scene, ports []hostPort, flows []flow) error {
 	return errors.Join(errs...)
 }
 
-// markReplyPort marks a pod's port in reply_ports, as the programs do before they create its first flow.
+// markReplyPort marks a pod's port in port_marks, as the programs do before they create its first flow.
 func (h *host) markReplyPort(s scene, port uint16) error {
 	const perWord = 8
 
-	marks := h.programs.Maps[bpf.MapReplyPorts]
+	marks := h.programs.Maps[bpf.MapPortMarks]
 	word := uint32(port / perWord)
 	if s.proto == udp {
-		word += marks.MaxEntries() / 2
+		word += marks.MaxEntries() / 4
 	}
 	var bytes [perWord]byte
 	err := marks.Lookup(word, &bytes)

@@ -270,30 +270,3 @@ func TestPolicyOfOffloadedServices(t *testing.T) {
 		}
 	})
 }
-
-// A client that the host's rules masquerade, on its way to a node port, is judged by its own address, and not as the host.
-func TestPolicyOfMasqueradedClients(t *testing.T) {
-	testenv.Require(t, testenv.VisibleHooks)
-	n := newEstablishedNetwork(t)
-	web := n.AddPod(t, "web", nil)
-	n.nft(t, fmt.Sprintf(`table inet nodeport {
-		chain pre { type nat hook prerouting priority -100; policy accept;
-			ip daddr 192.0.2.1 tcp dport 30080 dnat ip to %[1]s:80; ip daddr 192.0.2.1 udp dport 30080 dnat ip to %[1]s:80
-			ip6 daddr 2001:db8:1::1 tcp dport 30080 dnat ip6 to [%[2]s]:80; ip6 daddr 2001:db8:1::1 udp dport 30080 dnat ip6 to [%[2]s]:80
-		}
-		chain post { type nat hook postrouting priority 100; policy accept; ip daddr %[1]s masquerade; ip6 daddr %[2]s masquerade; }
-	}`, web.Addr4(), web.Addr6()))
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		for _, row := range []struct {
-			from     string
-			admitted bool
-		}{
-			{`[{"cidr": "192.0.2.2/32"}, {"cidr": "2001:db8:1::2/128"}]`, true},
-			{`[{"cidr": "192.0.2.1/32"}, {"cidr": "2001:db8:1::1/128"}, {"cidr": "10.88.0.0/24"}, {"cidr": "fd00:88::/64"}]`, false},
-		} {
-			n.setPolicy(t, web, `{"ingress": [{"from": `+row.from+`}]}`)
-			n.wantProbe(t, protocol+"30080", n.Outside, web.Namespace, f.Node, web, row.admitted, reasonPolicy)
-		}
-	})
-}
