@@ -32,6 +32,7 @@ enum fwd_nat { /* the side that becomes nat_addr:nat_port */
 	FWD_NAT_NONE = 0,
 	FWD_NAT_SRC = 1,
 	FWD_NAT_DST = 2,
+	FWD_NAT_BOTH = 3, /* the destination; and the source src_addr:src_port */
 } __attribute__((packed)); /* one byte */
 
 enum fwd_flags {
@@ -87,6 +88,9 @@ struct fwd_entry {
 			struct addr remote;
 		} node; /* FWD_NODE */
 	};
+	struct addr src_addr; /* FWD_NAT_BOTH */
+	__u16 src_port;
+	__u16 pad;
 };
 
 /*

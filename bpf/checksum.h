@@ -5,6 +5,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "abi.h"
+
 #ifndef EINVAL
 #define EINVAL 22
 #endif
@@ -33,6 +35,17 @@ static __always_inline long csum_replace_pseudo_ipv6(struct __sk_buff *skb, __u3
 static __always_inline __u32 csum_add_diff32(__u32 sum, __be32 from, __be32 to)
 {
 	return sum + (__u16)~from + (__u16) ~(from >> 16) + (__u16)to + (to >> 16);
+}
+
+/* Returns the difference between two addresses of IPv6. */
+static __always_inline __u32 csum_diff_addr(const struct addr *from, const struct addr *to)
+{
+	const __u32 *a = (const __u32 *)from, *b = (const __u32 *)to;
+	__u32 sum = 0;
+
+	for (int i = 0; i < 4; i++)
+		sum = csum_add_diff32(sum, a[i], b[i]);
+	return sum;
 }
 
 static __always_inline __sum16 csum_fold(__u32 sum)

@@ -227,21 +227,13 @@ static __always_inline long ct_nat_rewrite(struct __sk_buff *skb, const struct p
 	return err;
 }
 
-/*
- * Handles the numbers of p, a TCP segment, of which other CPUs must know: the end of the connection is recognized by them.
- * A cached decision does the same for the next ones, but no decision for a translation of both sides is cached.
- */
-static __always_inline void ct_nat_track_numbers(struct __sk_buff *skb, struct packet *p,
-						 const struct connection *c,
-						 const struct endpoint *from,
-						 const struct endpoint *to)
+/* Reports whether p, with its new tuple, ends the connection as its container expects: hints of other CPUs know. */
+static __always_inline bool ct_nat_end_expected(struct __sk_buff *skb, const struct packet *p,
+						const struct connection *c)
 {
 	__u32 acked = ct_next_seq(skb, c);
 
-	if (!from && (p->tcp_fin || p->tcp_rst))
-		p->decided.end_expected |= tuple_end_expected(skb, acked, acked);
-	else if (p->decided.uncached)
-		tuple_hint_write(p->id, to ? packet_seq_end(p) : p->ack);
+	return (p->tcp_fin || p->tcp_rst) && tuple_end_expected(skb, acked, acked);
 }
 
 /* Removes the connection's FLOW_CT_NAT. */
@@ -280,12 +272,11 @@ __noinline int ct_nat_redirect(struct __sk_buff *skb)
 		packet_set_tuple(p, &t->in);
 		return VERDICT_NEXT;
 	}
-	p->decided.uncached |= ct_changes_both(t);
 	packet_translate(p, &t->out.dst, t->out.dport);
 	p->src = t->out.src;
 	p->sport = t->out.sport;
-	if (p->protocol == IPPROTO_TCP)
-		ct_nat_track_numbers(skb, p, &c, from, to);
+	if (!from)
+		p->decided.end_expected |= ct_nat_end_expected(skb, p, &c);
 	packet_set_tuple(p, &t->in);
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);

@@ -321,7 +321,10 @@ type DatapathFwdEntry struct {
 		Kind  DatapathFlowKind
 		_     [3]byte
 	}
-	_ [12]byte
+	_       [12]byte
+	SrcAddr DatapathAddr
+	SrcPort uint16
+	Pad     uint16
 }
 
 type DatapathFwdFlags uint8
@@ -353,6 +356,7 @@ const (
 	DatapathFwdNatFWD_NAT_NONE DatapathFwdNat = 0
 	DatapathFwdNatFWD_NAT_SRC  DatapathFwdNat = 1
 	DatapathFwdNatFWD_NAT_DST  DatapathFwdNat = 2
+	DatapathFwdNatFWD_NAT_BOTH DatapathFwdNat = 3
 )
 
 type DatapathFwdWays struct {

@@ -241,17 +241,80 @@ static __noinline long fwd_rewrite4(struct __sk_buff *skb, const struct packet *
 				   0);
 }
 
+/* The same for IPv6. */
+struct fwd_headers6 {
+	__u16 align;
+	struct ethhdr ether;
+	struct ipv6hdr ip;
+	__be16 sport;
+	__be16 dport;
+};
+
+/*
+ * rewrite, decrement_ttl and the MAC addresses in one, of a packet without extension headers. A NIC's checksum of the whole
+ * packet (CHECKSUM_COMPLETE) must follow the hop limit only: the L4 checksum makes up for the rest.
+ */
+static __noinline long fwd_translate6(struct __sk_buff *skb, const struct packet *p,
+				      const struct fwd_entry *entry)
+{
+	void *ip = linear_at(skb, ETH_HLEN, sizeof(struct ipv6hdr) + 4);
+	bool src = entry->nat == FWD_NAT_SRC;
+	__be16 old_port = bpf_htons(src ? p->sport : p->dport);
+	__be16 new_port = bpf_htons(entry->nat_port);
+	struct fwd_headers6 headers = {};
+	__u32 checksum, diff;
+	__u64 flags;
+
+	if (!ip)
+		return -EINVAL;
+	headers.ip = *(struct ipv6hdr *)ip;
+	headers.ip.hop_limit--;
+	bpf_csum_update(skb, csum_add_diff32(0, bpf_htons(1), 0));
+	__builtin_memcpy(&headers.sport, ip + sizeof(headers.ip), 4);
+	__builtin_memcpy(&headers.ether, entry->macs, sizeof(entry->macs));
+	headers.ether.h_proto = bpf_htons(ETH_P_IPV6);
+	if (src) {
+		diff = csum_diff_addr(&p->src, &entry->nat_addr);
+		__builtin_memcpy(&headers.ip.saddr, &entry->nat_addr, sizeof(headers.ip.saddr));
+		headers.sport = new_port;
+	} else {
+		diff = csum_diff_addr(&p->dst, &entry->nat_addr);
+		__builtin_memcpy(&headers.ip.daddr, &entry->nat_addr, sizeof(headers.ip.daddr));
+		headers.dport = new_port;
+	}
+	checksum = checksum_offset(p, &flags);
+	if (csum_replace_pseudo_ipv6(skb, checksum, diff, flags) ||
+	    (old_port != new_port &&
+	     bpf_l4_csum_replace(skb, checksum, old_port, new_port, flags | sizeof(new_port))))
+		return -EINVAL;
+	return bpf_skb_store_bytes(skb, 0, &headers.ether, sizeof(headers) - sizeof(headers.align),
+				   0);
+}
+
 static __always_inline long fwd_rewrite6(struct __sk_buff *skb, const struct packet *p,
 					 const struct fwd_entry *entry)
 {
-	long err = decrement_ttl(skb, p);
+	long err;
 
+	if (entry->nat && p->l4 == ETH_HLEN + sizeof(struct ipv6hdr))
+		return fwd_translate6(skb, p, entry);
+	err = decrement_ttl(skb, p);
 	if (!err && entry->nat)
 		err = rewrite(skb, p, entry->nat == FWD_NAT_SRC ? SIDE_SRC : SIDE_DST,
 			      &entry->nat_addr, entry->nat_port);
 	if (!err && entry->action == FWD_CONTAINER)
 		err = bpf_skb_store_bytes(skb, 0, entry->macs, sizeof(entry->macs), 0);
 	return err;
+}
+
+/* Translates, forwards and addresses the frame of p as the entry says. */
+static __always_inline long fwd_rewrite(struct __sk_buff *skb, const struct packet *p,
+					const struct fwd_entry *entry)
+{
+	if (entry->nat == FWD_NAT_BOTH &&
+	    rewrite(skb, p, SIDE_SRC, &entry->src_addr, entry->src_port))
+		return -EINVAL;
+	return p->ipv6 ? fwd_rewrite6(skb, p, entry) : fwd_rewrite4(skb, p, entry);
 }
 
 static __always_inline int fwd_redirect(struct __sk_buff *skb, const struct fwd_entry *entry)
@@ -321,7 +384,7 @@ __noinline int fwd_cache_forward(struct __sk_buff *skb)
 	}
 	if (entry->action == FWD_FLOW)
 		return fwd_cache_receive(skb, p, entry);
-	if (p->ipv6 ? fwd_rewrite6(skb, p, entry) : fwd_rewrite4(skb, p, entry))
+	if (fwd_rewrite(skb, p, entry))
 		return drop(skb, REASON_REWRITE);
 	return fwd_redirect(skb, entry);
 }

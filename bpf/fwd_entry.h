@@ -172,14 +172,22 @@ static __always_inline void fwd_entry_translate(struct fwd_entry *entry, enum si
 }
 
 /*
- * Has the entry translate one side of its packets as conntrack does. That holds for 50 ms, a fourth of other
+ * Has the entry translate its packets as conntrack does. That holds for 50 ms, a fourth of other
  * decisions' time.
  */
 static __always_inline void fwd_entry_translate_ct(struct fwd_entry *entry,
 						   const struct ct_translation *t)
 {
-	fwd_entry_translate(entry, SIDE_DST, &t->out.dst, t->out.dport);
-	fwd_entry_translate(entry, SIDE_SRC, &t->out.src, t->out.sport);
+	if (ct_changes_both(t)) {
+		entry->nat = FWD_NAT_BOTH;
+		entry->nat_addr = t->out.dst;
+		entry->nat_port = t->out.dport;
+		entry->src_addr = t->out.src;
+		entry->src_port = t->out.sport;
+	} else {
+		fwd_entry_translate(entry, SIDE_DST, &t->out.dst, t->out.dport);
+		fwd_entry_translate(entry, SIDE_SRC, &t->out.src, t->out.sport);
+	}
 	entry->updated -= config.cache_jiffies - config.cache_jiffies / 4;
 }
 

@@ -235,7 +235,10 @@ type StackDropsFwdEntry struct {
 		Kind  uint8
 		_     [3]byte
 	}
-	_ [12]byte
+	_       [12]byte
+	SrcAddr StackDropsAddr
+	SrcPort uint16
+	Pad     uint16
 }
 
 type StackDropsFwdWays struct {

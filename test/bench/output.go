@@ -33,7 +33,7 @@ func referenceOf(path string) string {
 		return bareName
 	case podNode:
 		return routesName
-	case podService:
+	case podService, outsideService:
 		return ruledName(ptpName, rulesets[1])
 	case nodeService:
 		return ruledName(routesName, rulesets[1])

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"net/netip"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -15,10 +16,11 @@ type path struct {
 }
 
 const (
-	podPod      = "pod-pod"
-	podNode     = "pod-node"
-	podService  = "pod-service"
-	nodeService = "node-service"
+	podPod         = "pod-pod"
+	podNode        = "pod-node"
+	podService     = "pod-service"
+	nodeService    = "node-service"
+	outsideService = "outside-service"
 )
 
 var paths = []path{
@@ -28,12 +30,13 @@ var paths = []path{
 	{podNode, "pod ↔ pod of another node", podToPod},
 	{podService, "pod → service, same node", podToService},
 	{nodeService, "pod → service, another node", podToService},
+	{outsideService, "outside → service, masqueraded", outsideToService},
 }
 
 // hasPath reports whether a variant has the ends of a path.
 func (v variant) hasPath(name string) bool {
 	switch {
-	case name == podService || name == nodeService:
+	case isService(name):
 		return v.rules != nil && v.rules.services && (v.join != nil) == (name == nodeService)
 	case v.join != nil:
 		return name == podNode
@@ -43,6 +46,11 @@ func (v variant) hasPath(name string) bool {
 		return name == podPod || name == podNode
 	}
 	return name != podNode
+}
+
+// isService reports whether a path leads to a service, which only kube-proxy's rules know.
+func isService(name string) bool {
+	return name == podService || name == nodeService || name == outsideService
 }
 
 func pathTitle(name string) string {
@@ -68,6 +76,17 @@ func podToPod(s *setup, f testenv.Family) ends {
 func podToService(s *setup, f testenv.Family) ends {
 	e := podToPod(s, f)
 	e.dial = netip.AddrPortFrom(rulesOf(f).service(kubeServices), servicePort)
+	return e
+}
+
+// outsideToService does the same from the outside, like a client of a load balancer's address: kube-proxy's rules masquerade it.
+func outsideToService(s *setup, f testenv.Family) ends {
+	e := podToService(s, f)
+	e.client = s.topology.Outside
+	service := e.dial.Addr()
+	if _, err := e.client.Run(context.Background(), "ip", "route", "replace", netip.PrefixFrom(service, service.BitLen()).String(), "via", f.Node.String()); err != nil {
+		panic(err)
+	}
 	return e
 }
 

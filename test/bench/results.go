@@ -44,7 +44,7 @@ func (r *result) referenceTable(ours string) *table {
 		t.add(cells...)
 	}
 	for _, line := range rows() {
-		if line.path == podNode || line.path == podService || line.path == nodeService {
+		if line.path == podNode || isService(line.path) {
 			continue
 		}
 		row(line.title(), func(reference string) []float64 {
