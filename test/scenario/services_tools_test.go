@@ -34,17 +34,22 @@ func TestServicesAreVisible(t *testing.T) {
 		} {
 			n.wantTranslatedByHost(t, append(filter, "a"), protocol, client.Local(), service, backend)
 		}
-		out := n.ctl(t, "trace", client.Local().String(), service.String()+"/"+protocol, "--reply")
-		for _, want := range []string{
-			"translation: by the host's rules (DNAT to " + backend.String() + "), then on the fast path",
-			"delivered to web, as " + client.Local().String() + " > " + backend.String(),
-			"delivered to a, as " + service.String() + " > " + client.Local().String(),
-		} {
-			if !strings.Contains(out, want) {
-				t.Errorf("trace does not print %q: %s", want, out)
-			}
-		}
+		n.wantTraced(t, client.Local(), service, protocol,
+			"delivered to web, as "+client.Local().String()+" > "+backend.String(),
+			"translation: by the host's rules (DNAT to "+backend.String()+"), then on the fast path",
+			"delivered to a, as "+service.String()+" > "+client.Local().String())
 	})
+}
+
+// wantTraced wants ebpfnetctl to say what becomes of a connection's packets past the stack, and of their replies.
+func (n *network) wantTraced(t *testing.T, client, service netip.AddrPort, protocol string, all ...string) {
+	t.Helper()
+	out := n.ctl(t, "trace", client.String(), service.String()+"/"+protocol, "--reply")
+	for _, want := range append(all, "), then on the fast path") {
+		if !strings.Contains(out, want) {
+			t.Errorf("trace does not print %q: %s", want, out)
+		}
+	}
 }
 
 // wantTranslatedByHost wants ebpfnetctl to list one connection of the client's.

@@ -156,7 +156,7 @@ func (w *walker) redirected(o *outcome, device int) error {
 	case o.tag == tagTranslated: // by loopback
 		return w.deliverToHost(o.after)
 	}
-	route, err := w.routeFrom(next, o.after.src.Addr(), device)
+	route, err := w.routeFrom(next, o.before.src.Addr(), device)
 	if err != nil {
 		return err
 	}
