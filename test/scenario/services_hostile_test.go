@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -184,16 +182,6 @@ func newBesideService(t *testing.T, n *network, fastPath string, f testenv.Famil
 	return b, client
 }
 
-// flush has conntrack forget all connections, and the programs their decisions.
-func (n *network) flush(t *testing.T) {
-	t.Helper()
-	testenv.Require(t, testenv.Conntrack)
-	testenv.Must(t, n.node().Do(func() error {
-		return netlink.ConntrackTableFlush(netlink.ConntrackTable)
-	}))
-	n.newGeneration(t)
-}
-
 // What others send with the tuples of a service's connection, or about them, gets where the stack delivers it: while the
 // connection is offloaded, after conntrack has forgotten it, and after the service is gone. It does not end the connection.
 func TestHostileBesideServices(t *testing.T) {
@@ -247,9 +235,11 @@ func besideServices(t *testing.T, fastPath string, antiSpoof bool) map[string][]
 		}
 		testenv.Must(t, n.node().SetSysctl("net/netfilter/nf_conntrack_tcp_loose", "0")) // the client's late ACKs open no connection
 		n.flush(t)
+		n.newGeneration(t)
 		b.attack(t, "forgotten")
 		n.nft(t, "delete table "+map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name]+" kube")
 		n.flush(t)
+		n.newGeneration(t)
 		b.attack(t, "gone")
 		testenv.Must(t, client.Reset())
 		for name, deliveries := range b.deliveries {
@@ -278,5 +268,95 @@ func TestForgedSYNBesideServices(t *testing.T) {
 				})
 			}
 		}
+	})
+}
+
+// The port of an offloaded connection's client is used again: after the service is gone, for its backend's own address, and
+// after the service has moved. Packets reach what the rules say, and nobody else.
+func TestReusedPortsOfServices(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newEstablishedNetwork(t)
+	a, web, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil), n.AddPod(t, "other", nil)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		service, backend := at(serviceAddrs[f.Name], 80), at(f.Pod(web), 80)
+		table := map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name] + " kube"
+		if protocol == "tcp" { // what no rule translates goes to the outside
+			_, err := n.Outside.Run(testenv.Context(t), "ip", "addr", "add", serviceAddrs[f.Name].String(), "dev", "lo", "nodad")
+			testenv.Must(t, err)
+		}
+		serve(t, n.Outside, protocol, service)
+		for _, pod := range []*testenv.Pod{web, other} {
+			serve(t, pod.Namespace, protocol, at(f.Pod(pod), 80))
+		}
+		captures := map[*testenv.Namespace]*capture{}
+		for _, pod := range []*testenv.Pod{web, other} {
+			captures[pod.Namespace] = openCapture(t, pod.Namespace, testenv.PodIfName)
+		}
+		for _, row := range []struct {
+			name   string
+			rules  func()
+			port   uint16
+			dial   netip.AddrPort
+			server *testenv.Namespace
+		}{
+			{"the service", func() { n.service(t, f, f.Pod(web)) }, clientPort + 0, service, web.Namespace},
+			{"the service is gone", func() { n.nft(t, "delete table "+table) }, clientPort + 0, service, n.Outside},
+			{"the service", func() { n.service(t, f, f.Pod(web)) }, clientPort + 1, service, web.Namespace},
+			{"its backend", func() { n.nft(t, "delete table "+table) }, clientPort + 1, backend, web.Namespace},
+			{"the service", func() { n.service(t, f, f.Pod(web)) }, clientPort + 2, service, web.Namespace},
+			{"the service has moved", func() { n.service(t, f, f.Pod(other)) }, clientPort + 2, service, other.Namespace},
+		} {
+			row.rules()
+			n.flush(t)
+			n.newGeneration(t)
+			for _, c := range captures {
+				c.received(t)
+			}
+			local := at(f.Pod(a), row.port)
+			client := connect(t, a.Namespace, protocol, local, row.dial)
+			for range offloadRequests {
+				if seen := ask(t, client, row.server); row.server != n.Outside && seen != local {
+					t.Errorf("%s: the server sees %s, want %s", row.name, seen, local)
+				}
+			}
+			testenv.Must(t, client.Reset())
+			for ns, c := range captures {
+				if got := c.received(t); ns != row.server && slices.ContainsFunc(got, func(p testenv.Packet) bool { return p.Src == local.Addr() }) {
+					t.Errorf("%s: %s has got packets: %v", row.name, ns.Name, got)
+				}
+			}
+		}
+	})
+}
+
+// A pod opens many connections to a service. Those of another pod by a service keep their translation while they are quiet.
+func TestFloodOfService(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newNetworkWith(t, withKeys(smallestTable))
+	a, web, x, target := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil), n.AddPod(t, "x", nil), n.AddPod(t, "target", nil)
+	var quiet pairs
+	for _, f := range testenv.Families {
+		n.service(t, f, f.Pod(web))
+		family := map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name]
+		for _, protocol := range []string{"tcp", "udp"} {
+			n.nft(t, fmt.Sprintf("add rule %[1]s kube services %[1]s daddr %s %s dport 81 dnat to %s", family, serviceAddrs[f.Name], protocol, at(f.Pod(target), 80)))
+			quiet = append(quiet, openPair(t, protocol, path{"service", a.Namespace, web.Namespace, at(f.Pod(web), 80), at(serviceAddrs[f.Name], 80)}))
+		}
+	}
+	quiet.settle(t)
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		var received func() int64
+		if protocol == "udp" {
+			received = replyToAll(t, target.Namespace, at(f.Pod(target), 80))
+		} else {
+			serve(t, target.Namespace, "tcp", at(f.Pod(target), 80))
+		}
+		w, packet := wireOf(t, x), newFloodPacket(protocol, at(f.Pod(x), 1), at(serviceAddrs[f.Name], 81))
+		packet.SrcMAC, packet.DstMAC = w.mac, w.next
+		stream{x.Namespace, testenv.PodIfName, packet, func(p *testenv.Packet, flow int) { p.SrcPort = manyPort(flow) }, received, offloadAfter + 2}.run(t)
+		if out := n.ctl(t, "flows", "--port", "81", "-o", "json", "x"); protocol == "udp" && !strings.Contains(out, `"translatedByHost": true`) {
+			t.Errorf("no connection of the flood is offloaded: %.2000s", out)
+		}
+		wantQuiet(t, quiet)
 	})
 }

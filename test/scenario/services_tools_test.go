@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -81,5 +82,39 @@ func TestServicesReturn(t *testing.T) {
 			paths = append(paths, path{"service", a.Namespace, web.Namespace, backend, service})
 		}
 		return paths
+	})
+}
+
+// A translated TCP connection keeps its flow's time, although the stack sees none of its packets.
+func TestServicesKeepTheirFlows(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newEstablishedNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		n.service(t, f, f.Pod(web))
+		serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
+		client := connect(t, a.Namespace, "tcp", netip.AddrPort{}, at(serviceAddrs[f.Name], 80))
+		defer client.Close()
+		n.eventuallyOffloads(t, f, client, web.Namespace)
+		ofClient := func(e *bpf.FlowEntry) bool {
+			return slices.Contains([]uint16{e.Key.RemotePort, e.Key.LocalPort}, client.Local().Port())
+		}
+		var aged, renewed []uint32
+		n.changeFlows(t, bpf.FlowCTNAT, func(e *bpf.FlowEntry) {
+			if ofClient(e) {
+				e.Flow.LastSeen -= 3600
+				aged = append(aged, e.Flow.LastSeen)
+			}
+		})
+		n.newGeneration(t)
+		ask(t, client, web.Namespace)
+		n.changeFlows(t, bpf.FlowCTNAT, func(e *bpf.FlowEntry) {
+			if ofClient(e) {
+				renewed = append(renewed, e.Flow.LastSeen)
+			}
+		})
+		if len(aged) != 1 || len(renewed) != 1 || int32(renewed[0]-aged[0]) < 3600 {
+			t.Errorf("times of the connection's flow: got %v after %v, want one that is an hour later", renewed, aged)
+		}
 	})
 }
