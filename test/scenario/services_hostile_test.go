@@ -126,7 +126,7 @@ func (b *besideService) record(t *testing.T, attacker string) {
 					err = nil
 				}
 				_, name, hostile := strings.Cut(p.Payload, attackPayload)
-				if hostile && isICMPError(p) == strings.Contains(name, " about ") {
+				if hostile && (isICMPError(p) || p.SrcPort > 0) && isICMPError(p) == strings.Contains(name, " about ") {
 					b.deliveries[name] = append(b.deliveries[name], receiver+" gets "+b.describe(t, p))
 				}
 			}
