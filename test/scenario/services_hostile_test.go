@@ -256,13 +256,17 @@ func TestForgedSYNBesideServices(t *testing.T) {
 	n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "established", "antiSpoof": false`))
 	a, web, x := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil), n.AddPod(t, "x", nil)
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		n.service(t, f, f.Pod(web))
+		serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
 		for sender, w := range map[string]wire{"a pod": wireOf(t, x), "the outside": n.outsideWire(t)} {
 			for _, tuple := range []string{"client to service", "service to client", "client to backend", "backend to client"} {
 				t.Run(tuple+" of "+sender, func(t *testing.T) {
-					b, client := newBesideService(t, n, "established", f, "tcp", a, web, x)
-					t.Cleanup(func() { testenv.Must(t, client.Reset()) })
+					client := connect(t, a.Namespace, "tcp", netip.AddrPort{}, at(serviceAddrs[f.Name], 80))
+					defer client.Close()
+					n.eventuallyOffloads(t, f, client, web.Namespace)
+					b := besideService{network: n, f: f, a: a, web: web, x: x, client: client.Local()}
 					w.send(t, testenv.TCPPacket(b.tuples()[tuple][0], b.tuples()[tuple][1], testenv.SYN, ""))
-					ping(t, w.ns, f.Gateway) // comes after it
+					ping(t, w.ns, f.Node) // comes after it
 					n.newGeneration(t)
 					n.eventuallyOffloads(t, f, client, web.Namespace)
 				})
