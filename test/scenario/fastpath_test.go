@@ -95,50 +95,6 @@ func TestForwardRuleRejectsNewConnections(t *testing.T) {
 	})
 }
 
-// A rule against forwarding to a backend affects running connections alike, by a service or not: TCP continues, and UDP ends
-// with the next packet that keeps its entry in conntrack.
-func TestForwardRuleForServices(t *testing.T) {
-	testenv.Require(t, testenv.VisibleHooks)
-	n := newEstablishedNetwork(t)
-	n.limitErrorsLess(t)
-	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
-	clients := map[string][]*testenv.Client{}
-	for _, f := range testenv.Families {
-		n.service(t, f, f.Pod(web))
-		for _, protocol := range []string{"tcp", "udp"} {
-			serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-			for _, dial := range []netip.Addr{f.Pod(web), serviceAddrs[f.Name]} {
-				client := connect(t, a.Namespace, protocol, netip.AddrPort{}, at(dial, 80))
-				defer client.Close()
-				n.eventuallyOffloads(t, f, client, web.Namespace)
-				clients[protocol] = append(clients[protocol], client)
-			}
-		}
-	}
-	n.nft(t, fmt.Sprintf(`table inet block { chain forward { type filter hook forward priority 10; policy accept;
-		ip daddr %s reject with icmpx type admin-prohibited
-		ip6 daddr %s reject with icmpx type admin-prohibited
-	} }`, web.Addr4(), web.Addr6()))
-	rejected := func(client *testenv.Client) error {
-		ctx := testenv.Context(t)
-		if _, err := client.Ask(ctx, "hello"); err == nil || ctx.Err() != nil {
-			return fmt.Errorf("request of %s: got %v, want a rejection", client.Local(), err)
-		}
-		return nil
-	}
-	for _, client := range clients["udp"] {
-		testenv.Eventually(t, "the rule's effect", func() error { return rejected(client) })
-	}
-	for range 3 { // the kernel limits errors
-		for _, client := range clients["udp"] {
-			testenv.Must(t, rejected(client))
-		}
-		for _, client := range clients["tcp"] {
-			ask(t, client, web.Namespace)
-		}
-	}
-}
-
 const rejectForwarding = `table inet block { chain forward { type filter hook forward priority 0; policy accept; reject with icmpx type admin-prohibited } }`
 
 // wantRejected sends a request, and wants the rule's ICMP error.
