@@ -391,6 +391,19 @@ func (n *network) offloadQuiet(t *testing.T, p forwardedPath, use func(*testing.
 // makeUpdatesDue has conntrack miss an update of each connection, and each next packet decided in full.
 func (n *network) makeUpdatesDue(t *testing.T) {
 	t.Helper()
+	n.age(t, bpf.FlowOffload) // where struct offload has ct_seen
+	n.newGeneration(t)
+}
+
+// age makes the TCP flows of a kind an hour older.
+func (n *network) age(t *testing.T, kind bpf.FlowKind) {
+	t.Helper()
+	n.changeFlows(t, kind, func(e *bpf.FlowEntry) { e.Flow.LastSeen -= 3600 })
+}
+
+// changeFlows changes the TCP flows of a kind.
+func (n *network) changeFlows(t *testing.T, kind bpf.FlowKind, change func(*bpf.FlowEntry)) {
+	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		all := make([]bpf.FlowEntry, datapath.FlowTable.MaxEntries())
 		var cursor ebpf.MapBatchCursor
@@ -399,20 +412,24 @@ func (n *network) makeUpdatesDue(t *testing.T) {
 			t.Fatal(err)
 		}
 		for place, entry := range all {
-			if entry.Key.Kind != bpf.FlowOffload || maps.Protocol(entry.Key.Protocol) != maps.TCP {
+			if entry.Key.Kind != kind || maps.Protocol(entry.Key.Protocol) != maps.TCP {
 				continue
 			}
 			testenv.Must(t, datapath.FlowTable.Lookup(uint32(place), &entry)) // the programs may have changed it meanwhile
-			entry.Flow.LastSeen -= 3600                                       // where struct offload has ct_seen
+			change(&entry)
 			testenv.Must(t, datapath.FlowTable.Put(uint32(place), entry))
 		}
-		err = maps.With(testenv.Context(t), datapath, func(store *maps.Store) error {
+	})
+}
+
+// newGeneration has the programs decide each next packet in full.
+func (n *network) newGeneration(t *testing.T) {
+	t.Helper()
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		testenv.Must(t, maps.With(testenv.Context(t), datapath, func(store *maps.Store) error {
 			store.NewGeneration()
 			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	})
 }
 

@@ -22,8 +22,7 @@ const smallestTable = `"ipMasq": true, "maxFlows": 1024, "fastPath": "establishe
 // streamAge is when a UDP flow with packets both ways counts as a stream, with room for the clock of the maps.
 const streamAge = 3500 * time.Millisecond
 
-// openQuietPairs opens connections by every path, of each protocol, and uses them until those of UDP are streams, and those
-// between pods are offloaded.
+// openQuietPairs opens connections by every path, of each protocol, and settles them.
 func (n *network) openQuietPairs(t *testing.T, a, web *testenv.Pod) (quiet pairs) {
 	t.Helper()
 	for _, f := range testenv.Families {
@@ -37,13 +36,19 @@ func (n *network) openQuietPairs(t *testing.T, a, web *testenv.Pod) (quiet pairs
 			}
 		}
 	}
+	quiet.settle(t)
+	return quiet
+}
+
+// settle uses the connections until those of UDP are streams, and those between pods are offloaded.
+func (all pairs) settle(t *testing.T) {
+	t.Helper()
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
 	for start, i := time.Now(), 0; i < offloadRequests || time.Since(start) < streamAge; i++ {
-		quiet.exchange(t)
+		all.exchange(t)
 		<-ticker.C
 	}
-	return quiet
 }
 
 // quietOfPath is the number of quiet connections of each family and path with -long.
@@ -69,6 +74,7 @@ type stream struct {
 	vary func(p *testenv.Packet, flow int)
 	// received counts packets at the flooded server, which are waited for; nil if nobody counts.
 	received func() int64
+	passes   int // floodPasses, if more
 }
 
 const (
@@ -88,7 +94,7 @@ func (s stream) run(t *testing.T) int {
 			s.vary(&p, first+i)
 			frames[i] = p.MustBuild()
 		}
-		for range floodPasses {
+		for range max(s.passes, floodPasses) {
 			s.sendBatch(t, frames)
 		}
 	}
@@ -190,7 +196,7 @@ func TestFloodOfHostPort(t *testing.T) {
 					if sources == "many sources" {
 						p.Src = manyAddr(f, flow)
 					}
-				}, received}
+				}, received, 0}
 				before := int64(0)
 				if received != nil {
 					before = received()

@@ -48,6 +48,13 @@ func (n *network) forget(t *testing.T, client netip.AddrPort) {
 	}
 }
 
+// flush removes all of conntrack's entries.
+func (n *network) flush(t *testing.T) {
+	t.Helper()
+	testenv.Require(t, testenv.Conntrack)
+	testenv.Must(t, n.node().Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+}
+
 // eventuallyOffloads waits until the stack forwards no packets of the connection.
 func (n *network) eventuallyOffloads(t *testing.T, f testenv.Family, client *testenv.Client, server *testenv.Namespace) {
 	t.Helper()
@@ -179,14 +186,19 @@ func TestServicesBetweenNodes(t *testing.T) {
 }
 
 // countingServer is a UDP server that counts what it gets, and answers the first packets only.
-func countingServer(socket *net.UDPConn, received *atomic.Int64) {
+type countingServer struct {
+	received, last atomic.Int64 // packets, and when the last one came
+}
+
+func (s *countingServer) run(socket *net.UDPConn) {
 	buffer := make([]byte, numberedLen)
 	for {
 		length, from, err := socket.ReadFromUDPAddrPort(buffer)
 		if err != nil {
 			return // the end of the test
 		}
-		if received.Add(1) > 3 {
+		s.last.Store(time.Now().UnixNano())
+		if s.received.Add(1) > 3 {
 			continue
 		}
 		if _, err := socket.WriteToUDPAddrPort(buffer[:length], from); err != nil {
@@ -195,52 +207,66 @@ func countingServer(socket *net.UDPConn, received *atomic.Int64) {
 	}
 }
 
+// await waits for more packets.
+func (s *countingServer) await(t *testing.T, packets int64) {
+	t.Helper()
+	before := s.received.Load()
+	testenv.Eventually(t, "packets", func() error {
+		if got := s.received.Load() - before; got < packets {
+			return fmt.Errorf("a backend has got %d", got)
+		}
+		return nil
+	})
+}
+
 // A service's backend is replaced while a pod sends to it, and gets few answers. Soon all packets reach the new one.
 func TestServiceRetargetedUnderLoad(t *testing.T) {
 	testenv.Require(t, testenv.VisibleHooks)
 	n := newEstablishedNetwork(t)
 	a, web, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil), n.AddPod(t, "other", nil)
-	forEachFamily(t, func(t *testing.T, f testenv.Family) {
-		n.service(t, f, f.Pod(web))
-		var received [2]atomic.Int64
-		for i, pod := range []*testenv.Pod{web, other} {
-			go countingServer(listenPacket(t, pod.Namespace, at(f.Pod(pod), 80)), &received[i])
-		}
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
-		client, err := a.Namespace.Dial(ctx, "udp", at(serviceAddrs[f.Name], 80))
-		testenv.Must(t, err)
-		defer client.Close()
-		go (&numbered{}).send(ctx, client)
-		gets := func(server, packets int64) {
-			t.Helper()
-			before := received[server].Load()
-			testenv.Eventually(t, "packets", func() error {
-				if got := received[server].Load() - before; got < packets {
-					return fmt.Errorf("backend %d has got %d", server, got)
-				}
-				return nil
-			})
-		}
-		gets(0, 20_000)
-		if before := n.stackForwards(t, f); true {
-			gets(0, 20_000)
-			if count := n.stackForwards(t, f) - before; count > 1000 {
-				t.Errorf("the stack has forwarded %d of 20,000 packets and their replies, want at most 1,000", count)
-			}
-		}
-
-		n.service(t, f, f.Pod(other))
-		n.forget(t, client.LocalAddr().(*net.UDPAddr).AddrPort())
-		testenv.Eventually(t, "the cached decisions of all CPUs to end", func() error {
-			before := received[0].Load()
-			gets(1, 20_000)
-			if late := received[0].Load() - before; late > 0 {
-				return fmt.Errorf("the old backend has got %d packets more", late)
-			}
-			return nil
+	for name, forget := range map[string]func(*testing.T, netip.AddrPort){
+		"deletion": n.forget, "flush": func(t *testing.T, _ netip.AddrPort) { n.flush(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			forEachFamily(t, func(t *testing.T, f testenv.Family) { n.retargetUnderLoad(t, f, a, web, other, forget) })
 		})
+	}
+}
+
+func (n *network) retargetUnderLoad(t *testing.T, f testenv.Family, a, web, other *testenv.Pod, forget func(*testing.T, netip.AddrPort)) {
+	t.Helper()
+	n.service(t, f, f.Pod(web))
+	var before, after countingServer
+	go before.run(listenPacket(t, web.Namespace, at(f.Pod(web), 80)))
+	go after.run(listenPacket(t, other.Namespace, at(f.Pod(other), 80)))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	client, err := a.Namespace.Dial(ctx, "udp", at(serviceAddrs[f.Name], 80))
+	testenv.Must(t, err)
+	defer client.Close()
+	go (&numbered{}).send(ctx, client)
+	before.await(t, 20_000)
+	forwards := n.stackForwards(t, f)
+	before.await(t, 20_000)
+	if count := n.stackForwards(t, f) - forwards; count > 1000 {
+		t.Errorf("the stack has forwarded %d of 20,000 packets and their replies, want at most 1,000", count)
+	}
+
+	start := time.Now()
+	n.service(t, f, f.Pod(other))
+	ruled := time.Now()
+	forget(t, client.LocalAddr().(*net.UDPAddr).AddrPort())
+	forgotten := time.Now()
+	testenv.Eventually(t, "the cached decisions of all CPUs to end", func() error {
+		count := before.received.Load()
+		after.await(t, 20_000)
+		if late := before.received.Load() - count; late > 0 {
+			return fmt.Errorf("the old backend has got %d packets more", late)
+		}
+		return nil
 	})
+	last := time.Unix(0, before.last.Load())
+	t.Logf("the old backend's last packet came %s after conntrack had no entry, %s after the new rules, which took %s", last.Sub(forgotten), last.Sub(ruled), ruled.Sub(start))
 }
 
 // The rules of both pods judge a service's connection by its backend, also when they change while it bypasses the stack.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -82,4 +83,82 @@ func TestServicesReturn(t *testing.T) {
 		}
 		return paths
 	})
+}
+
+// A translated TCP connection keeps its flow's time, although the stack sees none of its packets.
+func TestServicesKeepTheirFlows(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newEstablishedNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		n.service(t, f, f.Pod(web))
+		serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
+		client := connect(t, a.Namespace, "tcp", netip.AddrPort{}, at(serviceAddrs[f.Name], 80))
+		defer client.Close()
+		n.eventuallyOffloads(t, f, client, web.Namespace)
+		ofClient := func(e *bpf.FlowEntry) bool {
+			return slices.Contains([]uint16{e.Key.RemotePort, e.Key.LocalPort}, client.Local().Port())
+		}
+		var aged, renewed []uint32
+		n.changeFlows(t, bpf.FlowCTNAT, func(e *bpf.FlowEntry) {
+			if ofClient(e) {
+				e.Flow.LastSeen -= 3600
+				aged = append(aged, e.Flow.LastSeen)
+			}
+		})
+		n.newGeneration(t)
+		ask(t, client, web.Namespace)
+		n.changeFlows(t, bpf.FlowCTNAT, func(e *bpf.FlowEntry) {
+			if ofClient(e) {
+				renewed = append(renewed, e.Flow.LastSeen)
+			}
+		})
+		if len(aged) != 1 || len(renewed) != 1 || int32(renewed[0]-aged[0]) < 3600 {
+			t.Errorf("times of the connection's flow: got %v after %v, want one that is an hour later", renewed, aged)
+		}
+	})
+}
+
+// A rule against forwarding to a backend affects running connections alike, by a service or not: TCP continues, and UDP ends
+// with the next packet that keeps its entry in conntrack.
+func TestForwardRuleForServices(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newEstablishedNetwork(t)
+	n.limitErrorsLess(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
+	clients := map[string][]*testenv.Client{}
+	for _, f := range testenv.Families {
+		n.service(t, f, f.Pod(web))
+		for _, protocol := range []string{"tcp", "udp"} {
+			serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+			for _, dial := range []netip.Addr{f.Pod(web), serviceAddrs[f.Name]} {
+				client := connect(t, a.Namespace, protocol, netip.AddrPort{}, at(dial, 80))
+				defer client.Close()
+				n.eventuallyOffloads(t, f, client, web.Namespace)
+				clients[protocol] = append(clients[protocol], client)
+			}
+		}
+	}
+	n.nft(t, fmt.Sprintf(`table inet block { chain forward { type filter hook forward priority 10; policy accept;
+		ip daddr %s reject with icmpx type admin-prohibited
+		ip6 daddr %s reject with icmpx type admin-prohibited
+	} }`, web.Addr4(), web.Addr6()))
+	rejected := func(client *testenv.Client) error {
+		ctx := testenv.Context(t)
+		if _, err := client.Ask(ctx, "hello"); err == nil || ctx.Err() != nil {
+			return fmt.Errorf("request of %s: got %v, want a rejection", client.Local(), err)
+		}
+		return nil
+	}
+	for _, client := range clients["udp"] {
+		testenv.Eventually(t, "the rule's effect", func() error { return rejected(client) })
+	}
+	for range 3 { // the kernel limits errors
+		for _, client := range clients["udp"] {
+			testenv.Must(t, rejected(client))
+		}
+		for _, client := range clients["tcp"] {
+			ask(t, client, web.Namespace)
+		}
+	}
 }
