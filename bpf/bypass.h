@@ -300,8 +300,6 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 			fwd_cache_remove(p);
 			return tag | TAG_OBSERVE;
 		}
-		if (p->tcp_syn && bypass_is_translated(&c))
-			flow_remove(); /* of the tuple's former connection */
 	}
 	observe = fwd_cache_count(skb, p, id, p->decided.fast_path ? OFFLOAD_AFTER : FWD_NO_LIMIT);
 	packet_to_stack(p, &p->decided.new_addr, p->decided.new_port, id);

@@ -50,7 +50,16 @@ struct nf_conntrack_zone {
 	__u16 id;
 };
 
+struct ip_ct_tcp {
+	__u8 state;
+};
+
+union nf_conntrack_proto {
+	struct ip_ct_tcp tcp;
+};
+
 struct nf_conn {
+	union nf_conntrack_proto proto;
 	__u32 timeout;
 	struct nf_conntrack_zone zone;
 	struct nf_conntrack_tuple_hash tuplehash[2];
@@ -75,6 +84,8 @@ struct nf_conn {
 #define CT_TEMPLATE   (1U << 11)
 #define CT_NAT_CLASH  (1U << 12)
 #define CT_HELPER     (1U << 13)
+
+#define CT_TCP_SYN_RECV 2 /* enum tcp_conntrack */
 
 #define CT_NEEDED (CT_SEEN_REPLY | CT_CONFIRMED)
 #define CT_FORBIDDEN                                                                               \
@@ -158,6 +169,16 @@ static __always_inline bool ct_is_usable(__u64 ct)
 		    ->id)
 		return false;
 	return (__s32)(timeout - (__u32)bpf_jiffies64()) > 0;
+}
+
+/* Reports whether the last packets of a TCP connection that conntrack has believed are a SYN, and a SYN+ACK for it. */
+static __always_inline bool ct_tcp_begins(__u64 ct)
+{
+	if (!bpf_core_field_exists(struct nf_conn, proto) ||
+	    !bpf_core_field_exists(struct ip_ct_tcp, state))
+		return true;
+	return KERNEL_AT(struct ip_ct_tcp, ct + bpf_core_field_offset(struct nf_conn, proto))
+		       ->state == CT_TCP_SYN_RECV;
 }
 
 /* Reports whether two tuples have the same addresses, ports, and protocol. */

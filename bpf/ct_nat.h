@@ -331,6 +331,19 @@ static __noinline bool ct_nat_record(const struct ct_translation *t, const struc
 	return flow_insert(true);
 }
 
+/* Ends the offload of the tuple's former connection, if the stack has delivered a SYN+ACK that opens a new one. */
+static __always_inline void ct_nat_begin(const struct ct_translation *t)
+{
+	struct connection c = {};
+
+	if (!config.sees_hooks || !ct_tcp_begins(t->ct))
+		return;
+	bypass_init_ct(&c, t);
+	offload_find(&c);
+	if (c.offload)
+		offload_remove(&c);
+}
+
 /*
  * Records the packet in pkt_scratch, with the tag of its ingress hook, which the stack has translated and
  * delivered to the device: a container's, or an uplink.
@@ -341,9 +354,13 @@ __noinline int ct_nat_observe(struct __sk_buff *skb, __u32 tag)
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *from, *to, *payer;
 
-	if (!p || !t || !offload_is_possible(p) || p->tcp_syn || p->tcp_synack ||
-	    !ct_read_packet(skb) || !tag_is_of(tag, tuple_id(&t->in)))
+	if (!p || !t || !offload_is_possible(p) || p->tcp_syn || !ct_read_packet(skb) ||
+	    !tag_is_of(tag, tuple_id(&t->in)))
 		return 0;
+	if (p->tcp_synack) {
+		ct_nat_begin(t);
+		return 0;
+	}
 	from = device_lookup(skb->ingress_ifindex) ? endpoint_lookup(&t->in.src) : NULL;
 	to = device_lookup(skb->ifindex) ? endpoint_lookup(&p->dst) : NULL;
 	payer = t->reply ? to ?: from : from ?: to;

@@ -124,9 +124,14 @@ func (n *network) wantRetargeted(t *testing.T, protocol string, client *testenv.
 		return err
 	})
 	if protocol == "udp" {
-		for range offloadRequests {
-			ask(t, client, server.Namespace)
-		}
+		testenv.Eventually(t, "the cached decisions of all CPUs to end", func() error {
+			for range offloadRequests {
+				if reply, err := client.Ask(testenv.Context(t), "hello"); err != nil || reply.Server != server.Namespace.Name {
+					return fmt.Errorf("reply from %s (%v)", reply.Server, err)
+				}
+			}
+			return nil
+		})
 	}
 }
 

@@ -61,7 +61,7 @@ func TestNodePortsAreOffloaded(t *testing.T) {
 			t.Errorf("the pod sees %s", seen)
 		}
 		n.wantTranslatedByHost(t, []string{"web"}, protocol, first.Local(), port, at(f.Pod(web), 80))
-		n.wantTraced(t, first.Local(), port, protocol, "delivered to web, as ", "sent by eth0, as "+port.String()+" > "+first.Local().String())
+		n.wantTraced(t, first, port, protocol, "delivered to web, as ", "sent by eth0, as "+port.String()+" > "+first.Local().String())
 		testenv.Must(t, first.Reset())
 		client := connect(t, n.Outside, protocol, first.Local(), port)
 		defer client.Close()

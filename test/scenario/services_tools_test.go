@@ -35,22 +35,27 @@ func TestServicesAreVisible(t *testing.T) {
 		} {
 			n.wantTranslatedByHost(t, append(filter, "a"), protocol, client.Local(), service, backend)
 		}
-		n.wantTraced(t, client.Local(), service, protocol,
+		n.wantTraced(t, client, service, protocol,
 			"delivered to web, as "+client.Local().String()+" > "+backend.String(),
 			"translation: by the host's rules (DNAT to "+backend.String()+"), then on the fast path",
 			"delivered to a, as "+service.String()+" > "+client.Local().String())
 	})
 }
 
-// wantTraced wants ebpfnetctl to say what becomes of a connection's packets past the stack, and of their replies.
-func (n *network) wantTraced(t *testing.T, client, service netip.AddrPort, protocol string, all ...string) {
+// wantTraced wants ebpfnetctl to say what becomes of a connection's packets past the stack, and of their replies: UDP must have
+// been there within seconds.
+func (n *network) wantTraced(t *testing.T, client *testenv.Client, service netip.AddrPort, protocol string, all ...string) {
 	t.Helper()
-	out := n.ctl(t, "trace", client.String(), service.String()+"/"+protocol, "--reply")
-	for _, want := range append(all, "), then on the fast path") {
-		if !strings.Contains(out, want) {
-			t.Errorf("trace does not print %q: %s", want, out)
+	testenv.Eventually(t, "the trace", func() error {
+		testenv.Must(t, askOnce(t, client))
+		out := n.ctl(t, "trace", client.Local().String(), service.String()+"/"+protocol, "--reply")
+		for _, want := range append(all, "), then on the fast path") {
+			if !strings.Contains(out, want) {
+				return fmt.Errorf("it does not print %q: %s", want, out)
+			}
 		}
-	}
+		return nil
+	})
 }
 
 // wantTranslatedByHost wants ebpfnetctl to list one connection of the client's.
