@@ -57,18 +57,12 @@ func (s *Store) Revoke(owners map[loader.Owner]bool) (err error) {
 	if err != nil {
 		return err
 	}
-	revoke := func() {
-		for i := range all {
-			if entry := &all[i]; entry.Owner != 0 && owners[loader.Owner(entry.Owner)] {
-				atomic.AddUint32(&entry.Generation, 1)
-			}
+	for i := range all {
+		if entry := &all[i]; entry.Owner != 0 && owners[loader.Owner(entry.Owner)] {
+			atomic.AddUint32(&entry.Generation, 1)
+			s.revoked = append(s.revoked, entry)
 		}
 	}
-	revoke()
-	if err := waitForPrograms(); err != nil {
-		return err
-	}
-	revoke() // for programs that read the generation before, and the address's former class
 	return nil
 }
 
