@@ -61,14 +61,18 @@ type Store struct {
 
 // With calls change with the datapath's lock held, and then starts a new generation if
 // change has written something that decisions depend on. ctx bounds the wait for the lock;
-// the error then wraps flock.ErrBusy.
+// the error then wraps flock.ErrBusy. If connections may end, it returns when no program admits them.
 func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) error {
 	lock, err := dp.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	s := &Store{dp: dp, newNumbers: map[uint32]uint64{}}
-	return errors.Join(change(s), s.finish(), s.finishPolicies(), lock.Release())
+	err = errors.Join(change(s), s.finish())
+	if !s.hasUnused { // others need not wait for programs
+		err = errors.Join(err, lock.Release())
+	}
+	return errors.Join(err, s.finishPolicies(), lock.Release())
 }
 
 // CloseHostPorts removes an owner's host ports, so that they accept no new connections.
