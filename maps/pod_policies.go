@@ -57,10 +57,13 @@ func (s *Store) Revoke(owners map[loader.Owner]bool) (err error) {
 	if err != nil {
 		return err
 	}
-	for i := range all {
-		if entry := &all[i]; entry.Owner != 0 && owners[loader.Owner(entry.Owner)] {
+	for i, left := 1, len(owners); i < len(all) && left > 0; i++ {
+		if entry := &all[i]; owners[loader.Owner(entry.Owner)] {
+			left--
 			atomic.AddUint32(&entry.Generation, 1)
-			s.revoked = append(s.revoked, entry)
+			if reordersLoads {
+				s.revoked = append(s.revoked, entry)
+			}
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -144,7 +145,7 @@ func (p policies) set(entry *bpf.Policy, owner loader.Owner, refs [2]RuleSetRef,
 }
 
 // finishPolicies removes the rule sets that no policy refers to any more, when no program uses them. What is new is in effect
-// before.
+// before, but see reordersLoads.
 func (s *Store) finishPolicies() error {
 	if len(s.revoked) > 0 {
 		if err := waitForPrograms(); err != nil {
@@ -152,7 +153,7 @@ func (s *Store) finishPolicies() error {
 		}
 	}
 	for _, entry := range s.revoked {
-		atomic.AddUint32(&entry.Generation, 1) // for programs that read the new generation before the former rules, or class
+		atomic.AddUint32(&entry.Generation, 1)
 	}
 	if !s.hasUnused {
 		return nil
@@ -163,6 +164,9 @@ func (s *Store) finishPolicies() error {
 	}
 	return s.removeUnusedRuleSets(all)
 }
+
+// reordersLoads says that a program may read a new generation, and then something that changed before it as it was before.
+const reordersLoads = runtime.GOARCH != "amd64"
 
 // waitForPrograms returns when no program runs that has begun before.
 func waitForPrograms() error {

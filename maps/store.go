@@ -61,7 +61,7 @@ type Store struct {
 
 // With calls change with the datapath's lock held, and then starts a new generation if
 // change has written something that decisions depend on. ctx bounds the wait for the lock;
-// the error then wraps flock.ErrBusy. If connections may end, it returns when no program admits them.
+// the error then wraps flock.ErrBusy.
 func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) error {
 	lock, err := dp.Lock(ctx)
 	if err != nil {
