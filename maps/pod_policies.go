@@ -1,12 +1,8 @@
 package maps
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
 	"sync/atomic"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -92,17 +88,18 @@ func (s *Store) SetPeerClasses(changes map[netip.Addr]uint32) error {
 	if err := s.dp.OpenOnDemand(bpf.MapPeerClasses); err != nil {
 		return err
 	}
+	var addrs []bpf.Addr
+	var classes []uint32
+	var gone [][]byte
 	for addr, class := range changes {
-		key := wireAddr(addr)
-		var err error
-		if class != 0 {
-			err = s.dp.PeerClasses.Put(&key, class)
-		} else if err = s.dp.PeerClasses.Delete(&key); errors.Is(err, ebpf.ErrKeyNotExist) {
-			err = nil
-		}
-		if err != nil {
-			return fmt.Errorf("set the class of %s: %w", addr, explainFull(s.dp.PeerClasses, err))
+		if wire := wireAddr(addr); class != 0 {
+			addrs, classes = append(addrs, wire), append(classes, class)
+		} else {
+			gone = append(gone, wire.Bytes[:])
 		}
 	}
-	return nil
+	if err := deleteAll(s.dp.PeerClasses, gone); err != nil {
+		return err
+	}
+	return putAll(s.dp.PeerClasses, addrs, classes)
 }

@@ -313,7 +313,7 @@ func (r *RuleSet) Write(id uint32, rules, blocks *ebpf.Map) error {
 	return putAll(blocks, prefixes, values)
 }
 
-// putAll puts entries into an LPM trie, by one call where the kernel can (5.13).
+// putAll puts entries into a map, an LPM trie by one call where the kernel can (5.13).
 func putAll[K, V any](m *ebpf.Map, keys []K, values []V) error {
 	if len(keys) == 0 {
 		return nil
