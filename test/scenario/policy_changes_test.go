@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -368,7 +369,8 @@ func TestPolicySwappedUnderLoad(t *testing.T) {
 	}
 }
 
-// A policy of many rules is replaced by as many system calls as one of few rules, except before Linux 5.13.
+// A policy of many rules is replaced by as many system calls as one of few rules, except before Linux 5.13. None of the former
+// rules stay.
 func TestPolicyReplacementCost(t *testing.T) {
 	if version, err := testenv.KernelVersion(); err != nil || version.Less(testenv.Version{Major: 5, Minor: 13}) {
 		t.Skipf("LPM tries have batches since kernel 5.13, this is %s (%v)", version, err)
@@ -404,6 +406,14 @@ func TestPolicyReplacementCost(t *testing.T) {
 	if costs[many] != costs[few] {
 		t.Errorf("replacing %d rules took %d system calls, %d rules %d; want the same", few, costs[few], many, costs[many])
 	}
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		testenv.Must(t, datapath.OpenOnDemand(bpf.MapRuleSets, bpf.MapPolicyRules, bpf.MapPolicyBlocks))
+		got, err := maps.Count(datapath, bpf.MapRuleSets, bpf.MapPolicyRules, bpf.MapPolicyBlocks)
+		testenv.Must(t, err)
+		if want := (map[string]int{bpf.MapRuleSets: 1, bpf.MapPolicyRules: many, bpf.MapPolicyBlocks: many}); !reflect.DeepEqual(got, want) {
+			t.Errorf("got %v entries, want those of the last policy: %v", got, want)
+		}
+	})
 }
 
 // DEL and GC remove a container's rules, CHECK misses each of them, and an upgrade keeps them.
