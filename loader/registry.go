@@ -69,12 +69,19 @@ func (t mapTraits) size(flows uint32) uint32 {
 	return max((flows+t.flowsPerEntry-1)/t.flowsPerEntry, 1)
 }
 
+// mapNames are the names of the fields of bpf.Maps in bpf/maps.h.
+var mapNames = func() (names []string) {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[bpf.Maps]()) {
+		names = append(names, field.Tag.Get("ebpf"))
+	}
+	return names
+}()
+
 // registered yields the maps of the registry and where they are kept.
 func (d *Datapath) registered() iter.Seq2[string, **ebpf.Map] {
 	return func(yield func(string, **ebpf.Map) bool) {
 		all := reflect.ValueOf(&d.Maps).Elem()
-		for i := range all.NumField() {
-			name := all.Type().Field(i).Tag.Get("ebpf")
+		for i, name := range mapNames {
 			if _, ok := registry[name]; ok && !yield(name, all.Field(i).Addr().Interface().(**ebpf.Map)) {
 				return
 			}

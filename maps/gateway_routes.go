@@ -46,19 +46,14 @@ func (s *Store) AddRoutes(routes []Route) error {
 
 // GatewayRoutes lists the routes of all sets that have a gateway.
 func GatewayRoutes(dp *loader.Datapath) (map[PrefixSet][]Route, error) {
-	keys, err := prefixKeys(dp.GatewayRoutes)
-	if err != nil {
-		return nil, err
-	}
 	sets := map[PrefixSet][]Route{}
-	for _, key := range keys {
-		var value bpf.Addr
-		if err := dp.GatewayRoutes.Lookup(&key, &value); err != nil {
-			return nil, fmt.Errorf("look up in %v: %w", dp.GatewayRoutes, err)
+	for entry, err := range entries[bpf.PrefixKey, bpf.Addr](dp.GatewayRoutes) {
+		if err != nil {
+			return nil, err
 		}
-		if gateway := addrOrNone(value); gateway.IsValid() {
-			set := PrefixSet(key.Set)
-			sets[set] = append(sets[set], Route{To: prefixOf(key), Gateway: gateway})
+		if gateway := addrOrNone(entry.value); gateway.IsValid() {
+			set := PrefixSet(entry.key.Set)
+			sets[set] = append(sets[set], Route{To: prefixOf(entry.key), Gateway: gateway})
 		}
 	}
 	return sets, nil

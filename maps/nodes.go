@@ -114,17 +114,12 @@ const nodesSet PrefixSet = 0
 
 // Nodes lists the other nodes of the cluster.
 func Nodes(dp *loader.Datapath) ([]Node, error) {
-	keys, err := prefixKeys(dp.Nodes)
-	if err != nil {
-		return nil, err
-	}
 	var list []Node
-	for _, key := range keys {
-		var value bpf.Node
-		if err := dp.Nodes.Lookup(&key, &value); err != nil {
-			return nil, fmt.Errorf("look up in %v: %w", dp.Nodes, err)
+	for entry, err := range entries[bpf.PrefixKey, bpf.Node](dp.Nodes) {
+		if err != nil {
+			return nil, err
 		}
-		list = append(list, Node{prefixOf(key), addrOf(value.Remote), NodeMode(value.Mode), int(value.Mtu)})
+		list = append(list, Node{prefixOf(entry.key), addrOf(entry.value.Remote), NodeMode(entry.value.Mode), int(entry.value.Mtu)})
 	}
 	return list, nil
 }

@@ -1,12 +1,8 @@
 package maps
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
 	"sync/atomic"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -57,18 +53,15 @@ func (s *Store) Revoke(owners map[loader.Owner]bool) (err error) {
 	if err != nil {
 		return err
 	}
-	revoke := func() {
-		for i := range all {
-			if entry := &all[i]; entry.Owner != 0 && owners[loader.Owner(entry.Owner)] {
-				atomic.AddUint32(&entry.Generation, 1)
+	for i, left := 1, len(owners); i < len(all) && left > 0; i++ {
+		if entry := &all[i]; owners[loader.Owner(entry.Owner)] {
+			left--
+			atomic.AddUint32(&entry.Generation, 1)
+			if reordersLoads {
+				s.revoked = append(s.revoked, entry)
 			}
 		}
 	}
-	revoke()
-	if err := waitForPrograms(); err != nil {
-		return err
-	}
-	revoke() // for programs that read the generation before, and the address's former class
 	return nil
 }
 
@@ -95,17 +88,18 @@ func (s *Store) SetPeerClasses(changes map[netip.Addr]uint32) error {
 	if err := s.dp.OpenOnDemand(bpf.MapPeerClasses); err != nil {
 		return err
 	}
+	var addrs []bpf.Addr
+	var classes []uint32
+	var gone [][]byte
 	for addr, class := range changes {
-		key := wireAddr(addr)
-		var err error
-		if class != 0 {
-			err = s.dp.PeerClasses.Put(&key, class)
-		} else if err = s.dp.PeerClasses.Delete(&key); errors.Is(err, ebpf.ErrKeyNotExist) {
-			err = nil
-		}
-		if err != nil {
-			return fmt.Errorf("set the class of %s: %w", addr, explainFull(s.dp.PeerClasses, err))
+		if wire := wireAddr(addr); class != 0 {
+			addrs, classes = append(addrs, wire), append(classes, class)
+		} else {
+			gone = append(gone, wire.Bytes[:])
 		}
 	}
-	return nil
+	if err := deleteAll(s.dp.PeerClasses, gone); err != nil {
+		return err
+	}
+	return putAll(s.dp.PeerClasses, addrs, classes)
 }

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
+	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -103,7 +103,6 @@ func (s *Store) putPolicies(wanted []OwnPolicy, flag bpf.PolicyChecks) (indexes 
 	}
 	indexes = map[loader.Owner]PolicyIndex{}
 	written := map[*RuleSet]RuleSetRef{} // owners share them
-	var replaced []*bpf.Policy
 	for _, policy := range wanted {
 		index, entry := all.find(policy.Owner)
 		if entry == nil {
@@ -122,20 +121,11 @@ func (s *Store) putPolicies(wanted []OwnPolicy, flag bpf.PolicyChecks) (indexes 
 			refs[i] = written[set]
 		}
 		if all.set(entry, policy.Owner, refs, flag) {
-			replaced = append(replaced, entry)
+			s.revoked, s.hasUnused = append(s.revoked, entry), true
 		}
 		indexes[policy.Owner] = index
 	}
-	if len(replaced) == 0 {
-		return indexes, nil
-	}
-	if err := waitForPrograms(); err != nil {
-		return indexes, err
-	}
-	for _, entry := range replaced {
-		atomic.AddUint32(&entry.Generation, 1) // for programs that read it before the former rules
-	}
-	return indexes, s.removeUnusedRuleSets(all)
+	return indexes, nil
 }
 
 // set writes an entry, and reports whether the owner had other rule sets in it.
@@ -153,6 +143,30 @@ func (p policies) set(entry *bpf.Policy, owner loader.Owner, refs [2]RuleSetRef,
 	}
 	return isKnown
 }
+
+// finishPolicies removes the rule sets that no policy refers to any more, when no program uses them. What is new is in effect
+// before, but see reordersLoads.
+func (s *Store) finishPolicies() error {
+	if len(s.revoked) > 0 {
+		if err := waitForPrograms(); err != nil {
+			return err
+		}
+	}
+	for _, entry := range s.revoked {
+		atomic.AddUint32(&entry.Generation, 1)
+	}
+	if !s.hasUnused {
+		return nil
+	}
+	all, err := mapPolicies(s.dp)
+	if err != nil {
+		return err
+	}
+	return s.removeUnusedRuleSets(all)
+}
+
+// reordersLoads says that a program may read a new generation, and then something that changed before it as it was before.
+const reordersLoads = runtime.GOARCH != "amd64"
 
 // waitForPrograms returns when no program runs that has begun before.
 func waitForPrograms() error {
@@ -177,17 +191,13 @@ func (s *Store) freeEntries(isFreed func(PolicyIndex, *bpf.Policy) bool) (err er
 	if err != nil {
 		return err
 	}
-	freed := false
 	for i := 1; i < len(all); i++ {
 		if entry := &all[i]; entry.Owner != 0 && isFreed(PolicyIndex(i), entry) {
 			atomic.StoreUint64(&entry.Owner, 0)
-			freed = true
+			s.hasUnused = true
 		}
 	}
-	if !freed {
-		return nil
-	}
-	return s.removeUnusedRuleSets(all)
+	return nil
 }
 
 // Policies lists the policies of all containers that have rules.
@@ -303,7 +313,7 @@ func (r *RuleSet) Write(id uint32, rules, blocks *ebpf.Map) error {
 	return putAll(blocks, prefixes, values)
 }
 
-// putAll puts entries into an LPM trie, by one call where the kernel can (5.13).
+// putAll puts entries into a map, an LPM trie by one call where the kernel can (5.13).
 func putAll[K, V any](m *ebpf.Map, keys []K, values []V) error {
 	if len(keys) == 0 {
 		return nil
@@ -365,34 +375,11 @@ func (s *Store) removeRuleSets(ids map[uint32]bool) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	errs := []error{
-		removeKeys(s.dp.PolicyRules, func(key *bpf.RuleKey) bool { return ids[key.Set] }),
-		removeKeys(s.dp.PolicyBlocks, func(key *bpf.PrefixKey) bool { return ids[key.Set] }),
-	}
-	if err := errors.Join(errs...); err != nil {
+	isRemoved := func(id uint32) bool { return ids[id] }
+	if err := errors.Join(removeIf(s.dp.PolicyRules, isRemoved, setOf), removeIf(s.dp.PolicyBlocks, isRemoved, setOf)); err != nil {
 		return err // the rest of the entries must not become another rule set's
 	}
-	for id := range ids {
-		if err := s.dp.RuleSets.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, fmt.Errorf("delete a rule set: %w", err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// removeKeys deletes the keys of an LPM trie that match.
-func removeKeys[K any](m *ebpf.Map, matches func(*K) bool) error {
-	keys, err := trieKeys[K](m)
-	if err != nil {
-		return err
-	}
-	keys = slices.DeleteFunc(keys, func(key K) bool { return !matches(&key) })
-	for _, key := range keys {
-		if err := m.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from %v: %w", m, err)
-		}
-	}
-	return nil
+	return removeIf(s.dp.RuleSets, isRemoved, func(id, _ []byte) uint32 { return binary.NativeEndian.Uint32(id) })
 }
 
 // ruleOf is the inverse of ruleKeys.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 
@@ -66,13 +67,16 @@ func MissingPrefixes(m *ebpf.Map, prefixes []netip.Prefix) ([]netip.Prefix, erro
 	if len(prefixes) == 0 {
 		return nil, nil
 	}
-	keys, err := prefixKeys(m)
-	if err != nil {
-		return nil, err
+	present := map[bpf.PrefixKey]bool{}
+	for entry, err := range entries[bpf.PrefixKey, uint32](m) {
+		if err != nil {
+			return nil, err
+		}
+		present[entry.key] = true
 	}
 	set := PrefixSetOf(prefixes)
 	return slices.DeleteFunc(slices.Clone(prefixes), func(prefix netip.Prefix) bool {
-		return slices.Contains(keys, prefixKey(set, prefix))
+		return present[prefixKey(set, prefix)]
 	}), nil
 }
 
@@ -111,45 +115,14 @@ func (s *Store) setsOf(set func(Endpoint) PrefixSet) (map[PrefixSet]bool, error)
 }
 
 func removePrefixesExcept(m *ebpf.Map, listUsed func() (map[PrefixSet]bool, error)) error {
-	keys, err := prefixKeys(m)
-	if err != nil || len(keys) == 0 {
-		return err
-	}
-	used, err := listUsed()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, key := range keys {
-		if used[PrefixSet(key.Set)] {
-			continue
-		}
-		if err := m.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, fmt.Errorf("delete from %v: %w", m, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func prefixKeys(m *ebpf.Map) ([]bpf.PrefixKey, error) { return trieKeys[bpf.PrefixKey](m) }
-
-// trieKeys lists the keys one by one: LPM tries support batches only since 5.13.
-func trieKeys[K any](m *ebpf.Map) (keys []K, err error) {
-	if m == nil {
-		return nil, nil
-	}
-	var last any // the first key has none before it
-	for {
-		var key K
-		err := m.NextKey(last, &key)
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return keys, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("walk %v: %w", m, err)
-		}
-		keys, last = append(keys, key), &key
-	}
+	used := sync.OnceValues(listUsed)
+	var errUsed error
+	err := removeIf(m, func(set uint32) bool {
+		sets, err := used()
+		errUsed = err
+		return err == nil && !sets[PrefixSet(set)]
+	}, setOf)
+	return errors.Join(errUsed, err)
 }
 
 const (

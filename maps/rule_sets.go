@@ -137,37 +137,24 @@ func readRuleSets(dp *loader.Datapath, wanted map[uint32]bool) (map[uint32]*Rule
 		return sets[id]
 	}
 	isWanted := func(id uint32) bool { return wanted == nil || wanted[id] }
-	err := errors.Join(
-		eachOfTrie(dp.PolicyRules, func(key bpf.RuleKey) bool { return isWanted(key.Set) }, func(key bpf.RuleKey, rule bpf.Rule) {
-			of(key.Set).Rules = append(of(key.Set).Rules, ruleOf(key, rule.Number))
-		}),
-		eachOfTrie(dp.PolicyBlocks, func(key bpf.PrefixKey) bool { return isWanted(key.Set) }, func(key bpf.PrefixKey, number uint32) {
-			of(key.Set).Blocks = append(of(key.Set).Blocks, Block{prefixOf(key), number})
-		}),
-	)
+	for entry, err := range entries[bpf.RuleKey, bpf.Rule](dp.PolicyRules) {
+		if err != nil {
+			return nil, err
+		}
+		if set := entry.key.Set; isWanted(set) {
+			of(set).Rules = append(of(set).Rules, ruleOf(entry.key, entry.value.Number))
+		}
+	}
+	for entry, err := range entries[bpf.PrefixKey, uint32](dp.PolicyBlocks) {
+		if err != nil {
+			return nil, err
+		}
+		if set := entry.key.Set; isWanted(set) {
+			of(set).Blocks = append(of(set).Blocks, Block{prefixOf(entry.key), entry.value})
+		}
+	}
 	for _, set := range sets {
 		set.Normalize()
 	}
-	return sets, err
-}
-
-// eachOfTrie calls use with the entries of an LPM trie whose keys are wanted. Entries that end meanwhile are missing.
-func eachOfTrie[K, V any](m *ebpf.Map, wanted func(K) bool, use func(K, V)) error {
-	keys, err := trieKeys[K](m)
-	if err != nil {
-		return err
-	}
-	for _, key := range keys {
-		if !wanted(key) {
-			continue
-		}
-		var value V
-		switch err := m.Lookup(&key, &value); {
-		case err == nil:
-			use(key, value)
-		case !errors.Is(err, ebpf.ErrKeyNotExist):
-			return fmt.Errorf("look up in %v: %w", m, err)
-		}
-	}
-	return nil
+	return sets, nil
 }

@@ -54,6 +54,9 @@ type Store struct {
 
 	specific   []HostPort        // see specificHostPorts; nil: not listed yet
 	newNumbers map[uint32]uint64 // see addNumber: words of port_numbers
+
+	revoked   []*bpf.Policy // see finishPolicies: what they admit has changed
+	hasUnused bool          // a policy no longer refers to a rule set
 }
 
 // With calls change with the datapath's lock held, and then starts a new generation if
@@ -65,7 +68,11 @@ func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) e
 		return err
 	}
 	s := &Store{dp: dp, newNumbers: map[uint32]uint64{}}
-	return errors.Join(change(s), s.finish(), lock.Release())
+	err = errors.Join(change(s), s.finish())
+	if !s.hasUnused { // others need not wait for programs
+		err = errors.Join(err, lock.Release())
+	}
+	return errors.Join(err, s.finishPolicies(), lock.Release())
 }
 
 // CloseHostPorts removes an owner's host ports, so that they accept no new connections.
@@ -158,16 +165,16 @@ func removeOwned(m *ebpf.Map, owners map[loader.Owner]bool, ownerOf func(key, va
 	return removeIf(m, func(owner loader.Owner) bool { return owners[owner] }, ownerOf)
 }
 
-// removeIf removes the entries of the selected owners. It collects the keys before it
+// removeIf removes the entries of the selected owners, or sets. It collects the keys before it
 // deletes any, because deleting disturbs a walk. It reads only the part of a value that is
 // the same in every version (bpf/abi.h).
-func removeIf(m *ebpf.Map, remove func(loader.Owner) bool, ownerOf func(key, value []byte) loader.Owner) error {
+func removeIf[T any](m *ebpf.Map, remove func(T) bool, of func(key, value []byte) T) error {
 	var keys [][]byte
 	for entry, err := range rawEntries(m) {
 		if err != nil {
 			return err
 		}
-		if remove(ownerOf(entry.key, entry.value)) {
+		if remove(of(entry.key, entry.value)) {
 			keys = append(keys, slices.Clone(entry.key))
 		}
 	}
@@ -186,15 +193,21 @@ func deleteAll(m *ebpf.Map, keys [][]byte) error {
 	}
 	for next := 0; next < len(keys); {
 		n, err := m.BatchDelete(batch.Slice(next, len(keys)).Interface(), nil)
+		if errors.Is(err, ebpf.ErrNotSupported) { // by LPM tries before Linux 5.13
+			n, err = 1, m.Delete(keys[next])
+		} else if errors.Is(err, ebpf.ErrKeyNotExist) {
+			n++
+		}
 		next += n
-		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			next++
-		} else if err != nil {
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("delete from %v: %w", m, err)
 		}
 	}
 	return nil
 }
+
+// setOf returns the set of an entry of an LPM trie. All of them have it behind the prefix length.
+func setOf(key, _ []byte) uint32 { return binary.NativeEndian.Uint32(key[4:]) }
 
 func ownerOf(_, value []byte) loader.Owner { return loader.Owner(binary.NativeEndian.Uint64(value)) }
 
@@ -216,7 +229,7 @@ type entry[K, V any] struct {
 // batchSize is the number of entries per system call. It must hold the largest hash bucket.
 const batchSize = 4096
 
-// entries walks a hash map in batches; a nil map is empty. It may miss entries that are
+// entries walks a hash map or an LPM trie in batches; a nil map is empty. It may miss entries that are
 // added or removed meanwhile. An error ends the walk.
 func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 	return func(yield func(entry[K, V], error) bool) {
@@ -239,8 +252,7 @@ func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 	}
 }
 
-// rawEntries walks a hash map that may have another version's layout, in batches. The bytes are
-// valid until the next step.
+// rawEntries is entries for a map that may have another version's layout. The bytes are valid until the next step.
 func rawEntries(m *ebpf.Map) iter.Seq2[entry[[]byte, []byte], error] {
 	return func(yield func(entry[[]byte, []byte], error) bool) {
 		if m == nil {
@@ -274,6 +286,9 @@ func batches(m *ebpf.Map, keys, values any, options *ebpf.BatchOptions, use func
 	var cursor ebpf.MapBatchCursor
 	for {
 		n, err := m.BatchLookup(&cursor, keys, values, options)
+		if errors.Is(err, ebpf.ErrNotSupported) { // by LPM tries before Linux 5.13
+			return eachEntry(m, keys, values, use)
+		}
 		last := errors.Is(err, ebpf.ErrKeyNotExist)
 		if err != nil && !last {
 			return fmt.Errorf("walk %v: %w", m, err)
@@ -282,6 +297,18 @@ func batches(m *ebpf.Map, keys, values any, options *ebpf.BatchOptions, use func
 			return nil
 		}
 	}
+}
+
+// eachEntry is batches of one entry.
+func eachEntry(m *ebpf.Map, keys, values any, use func(n int) bool) error {
+	key, value := reflect.ValueOf(keys).Index(0).Addr().Interface(), reflect.ValueOf(values).Index(0).Addr().Interface()
+	walk := m.Iterate()
+	for walk.Next(key, value) && use(1) {
+	}
+	if err := walk.Err(); err != nil {
+		return fmt.Errorf("walk %v: %w", m, err)
+	}
+	return nil
 }
 
 // create adds an entry, or returns ErrTaken if the key exists.
@@ -317,7 +344,7 @@ func Owners(dp *loader.Datapath, network Network) (map[loader.Owner]bool, error)
 	return owners, nil
 }
 
-// Entries counts the entries of a hash map, which may be another version's, or nil.
+// Entries counts the entries of a hash map or an LPM trie, which may be another version's, or nil.
 func Entries(m *ebpf.Map) (n int, err error) {
 	for _, err := range rawEntries(m) {
 		if err != nil {
@@ -337,16 +364,11 @@ func Count(dp *loader.Datapath, only ...string) (map[string]int, error) {
 		if len(only) > 0 && !slices.Contains(only, name) {
 			continue
 		}
-		var err error
 		switch m.Type() {
-		case ebpf.Hash, ebpf.LRUHash:
-			counts[name], err = Entries(m)
-		case ebpf.LPMTrie:
-			var keys []bpf.PrefixKey
-			keys, err = prefixKeys(m)
-			counts[name] = len(keys)
+		case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
+			n, err := Entries(m)
+			counts[name], errs = n, append(errs, err)
 		}
-		errs = append(errs, err)
 	}
 	return counts, errors.Join(errs...)
 }

@@ -296,6 +296,9 @@ func (c *costs) churn(namespaces []int, rate int) {
 		if _, err := maps.PeerClass(dp, netip.IPv6Unspecified()); err != nil { // opens the map
 			return err
 		}
+		last := scalePod(*scalePods+seconds*rate, namespaces[0], 0)
+		c.api.Set(last)
+		c.until(dp, netip.MustParseAddr(last.Status.PodIP), true) // the agent has read all pods before
 		results := make(chan time.Duration)
 		c.begin()
 		ticker := time.NewTicker(time.Second / time.Duration(rate))

@@ -3,13 +3,17 @@ package scenario
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"reflect"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -363,6 +367,53 @@ func TestPolicySwappedUnderLoad(t *testing.T) {
 	if got := forbidden.received.Load(); got > 0 || n.dropsOf(t, pod)[reasonPolicy] < 10_000 {
 		t.Errorf("port 81: %d packets passed, %d were dropped", got, n.dropsOf(t, pod)[reasonPolicy])
 	}
+}
+
+// A policy of many rules is replaced by as many system calls as one of few rules, except before Linux 5.13. None of the former
+// rules stay.
+func TestPolicyReplacementCost(t *testing.T) {
+	if version, err := testenv.KernelVersion(); err != nil || version.Less(testenv.Version{Major: 5, Minor: 13}) {
+		t.Skipf("LPM tries have batches since kernel 5.13, this is %s (%v)", version, err)
+	}
+	n := newNetworkWith(t, withKeys(`"ipMasq": true`))
+	pod := n.AddPod(t, "pod", nil)
+	replace := func(rules int, port uint16) (calls int) {
+		var list []map[string]any
+		for i := range rules {
+			from := map[string]any{"cidr": fmt.Sprintf("10.%d.%d.0/24", i>>8, i&0xff)}
+			list = append(list, map[string]any{"from": []any{from}, "ports": []any{map[string]any{"port": port}}})
+		}
+		policy, err := json.Marshal(map[string]any{"ingress": list})
+		testenv.Must(t, err)
+		dir := t.TempDir()
+		file, trace := filepath.Join(dir, "policy.json"), filepath.Join(dir, "trace")
+		testenv.Must(t, os.WriteFile(file, policy, 0o600))
+		cmd := exec.CommandContext(testenv.Context(t), "strace", "-f", "-qq", "-o", trace, "-e", "trace=bpf,membarrier", "-e", "signal=none",
+			testenv.Build(t, "./cmd/ebpfnetctl"), "set", n.Network()+"/"+pod.Conf.ContainerID, "policy="+file)
+		cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
+		testenv.Must(t, errors.Join(n.node().Do(cmd.Start), cmd.Wait()))
+		lines, err := os.ReadFile(trace)
+		testenv.Must(t, err)
+		return strings.Count(string(lines), "\n")
+	}
+	const few, many = 10, 1000
+	costs := map[int]int{}
+	for _, rules := range []int{few, many} {
+		replace(rules, 80)
+		costs[rules] = replace(rules, 81)
+	}
+	t.Logf("system calls by rules: %v", costs)
+	if costs[many] != costs[few] {
+		t.Errorf("replacing %d rules took %d system calls, %d rules %d; want the same", few, costs[few], many, costs[many])
+	}
+	n.withDatapath(t, func(datapath *loader.Datapath) {
+		testenv.Must(t, datapath.OpenOnDemand(bpf.MapRuleSets, bpf.MapPolicyRules, bpf.MapPolicyBlocks))
+		got, err := maps.Count(datapath, bpf.MapRuleSets, bpf.MapPolicyRules, bpf.MapPolicyBlocks)
+		testenv.Must(t, err)
+		if want := (map[string]int{bpf.MapRuleSets: 1, bpf.MapPolicyRules: many, bpf.MapPolicyBlocks: many}); !reflect.DeepEqual(got, want) {
+			t.Errorf("got %v entries, want those of the last policy: %v", got, want)
+		}
+	})
 }
 
 // DEL and GC remove a container's rules, CHECK misses each of them, and an upgrade keeps them.
