@@ -3,6 +3,7 @@ package prog
 import (
 	"errors"
 	"flag"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -53,8 +54,22 @@ func TestLoad(t *testing.T) {
 	if len(loaded.Programs) != len(programs)+1 { // stack_hooks takes no packets
 		t.Errorf("%d programs loaded, this package tests %d", len(loaded.Programs), len(programs))
 	}
+	wantNoWarning(t)
 	if !t.Failed() {
 		compareVerified(t, costs)
+	}
+}
+
+// wantNoWarning wants the verifier not to have met an error of its own: the kernel's log warns of the first one.
+func wantNoWarning(t *testing.T) {
+	t.Helper()
+	log := make([]byte, 1<<20)
+	length, err := unix.Klogctl(unix.SYSLOG_ACTION_READ_ALL, log)
+	testenv.Must(t, err)
+	for line := range strings.Lines(string(log[:length])) {
+		if strings.Contains(line, "verifier bug") || strings.Contains(line, "REG INVARIANTS VIOLATION") {
+			t.Errorf("the kernel warns: %s", line)
+		}
 	}
 }
 
