@@ -28,6 +28,7 @@ func TestKubernetes(t *testing.T) {
 		{"ways to other nodes", (*cluster).testRoutes},
 		{"pod to pod", (*cluster).testPodToPod},
 		{"service", (*cluster).testService},
+		{"service past the stack", (*cluster).testServiceOffload},
 		{"node port", (*cluster).testNodePort},
 		{"host port", (*cluster).testHostPort},
 		{"probes", (*cluster).testProbes},
