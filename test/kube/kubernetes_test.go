@@ -30,6 +30,7 @@ func TestKubernetes(t *testing.T) {
 		{"service", (*cluster).testService},
 		{"service past the stack", (*cluster).testServiceOffload},
 		{"node port", (*cluster).testNodePort},
+		{"node port past the stack", (*cluster).testNodePortOffload},
 		{"host port", (*cluster).testHostPort},
 		{"probes", (*cluster).testProbes},
 		{"exec and port-forward", (*cluster).testExec},

@@ -16,17 +16,17 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// client is a connection of a pod to the web service.
+// client is a connection to the web service.
 type client struct {
 	net.Conn
-	from   pod
+	node   *node // whose stack it may bypass
 	reader *bufio.Reader
 }
 
 // connect opens a connection from a pod's network.
 func (p pod) connect(network string, to netip.AddrPort) (*client, error) {
 	path := p.node.run("sh", "-c", fmt.Sprintf(`grep -l '"%s"' /var/lib/cni/results/* | xargs grep -oh '/run/netns/[^"]*' | head -n 1`, p.name))
-	c := &client{from: p}
+	c := &client{node: p.node}
 	err := ns.WithNetNSPath(p.node.path(strings.TrimSpace(path)), func(ns.NetNS) (err error) {
 		c.Conn, err = net.DialTimeout(network, to.String(), time.Second)
 		return err
@@ -61,9 +61,9 @@ func (c *client) ask() (server string, err error) {
 	return string(body), err
 }
 
-// awaitOffload asks until the client's node says that the connection bypasses its stack. All replies are of one server.
+// awaitOffload asks until the node says that the connection bypasses its stack. All replies are of one server.
 func (c *client) awaitOffload() (server string) {
-	t, n := c.from.node.t, c.from.node
+	t, n := c.node.t, c.node
 	t.Helper()
 	testenv.Eventually(t, fmt.Sprintf("offload of %s %s to %s", c.LocalAddr().Network(), c.LocalAddr(), c.RemoteAddr()), func() error {
 		for range 10 {
@@ -125,5 +125,30 @@ func (c *cluster) testRetarget(client *client, server string) {
 	c.t.Logf("%s: another pod after %s", client.LocalAddr(), time.Since(begin))
 	if client.awaitOffload() == server {
 		c.t.Errorf("got a reply of %s again", server)
+	}
+}
+
+// testNodePortOffload wants long connections from outside to a node's port to bypass its stack, if it has the pod.
+func (c *cluster) testNodePortOffload() {
+	testenv.Require(c.t, testenv.VisibleHooks)
+	for _, p := range c.web() {
+		for _, addr := range p.node.addrs {
+			for _, network := range []string{"tcp", "udp"} {
+				to := netip.AddrPortFrom(addr, nodePort)
+				c.awaitAll(fmt.Sprintf("%s to %s past the stack", network, to), []pod{p}, func() (string, error) {
+					conn, err := c.router.Dial(testenv.Context(c.t), network, to)
+					if err != nil {
+						return "", err
+					}
+					defer conn.Close()
+					client := &client{conn, p.node, bufio.NewReader(conn)}
+					server, err := client.ask()
+					if server == p.name {
+						client.awaitOffload()
+					}
+					return server, err
+				})
+			}
+		}
 	}
 }
