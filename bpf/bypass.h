@@ -446,6 +446,13 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	return 0;
 }
 
+/* tag_matches, and not by chance, if the delivery is recorded. */
+static __always_inline bool bypass_is_unchanged(struct __sk_buff *skb, const struct packet *p,
+						__u32 tag)
+{
+	return tag_matches(tag, p) && !(tag & TAG_OBSERVE && ct_read_packet(skb));
+}
+
 /*
  * Handles p, which the endpoint sends to the outside: if the stack has not changed it, the delivery is
  * recorded as its tag says.
@@ -453,7 +460,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 static __noinline void bypass_forwarded(struct __sk_buff *skb, const struct packet *p, __u32 tag,
 					const struct endpoint *from)
 {
-	if (!tag_matches(tag, p))
+	if (!bypass_is_unchanged(skb, p, tag))
 		return;
 	if (tag & TAG_OBSERVE)
 		bypass_observe(skb, p, from, NULL);

@@ -165,7 +165,7 @@ int to_container(struct __sk_buff *skb)
 		return VERDICT_NEXT;
 	if (!skb->ingress_ifindex)
 		return host_flow_sent(skb);
-	unchanged = tag_matches(tag, p);
+	unchanged = bypass_is_unchanged(skb, p, tag);
 	if (unchanged && !(tag & (TAG_OBSERVE | TAG_PENDING))) {
 		tuple_hint_delivery(p, 0, false);
 		/* A packet of the host needs a host flow, even if its tag matches by chance. */
@@ -337,7 +337,7 @@ static __always_inline int uplink_sent(struct __sk_buff *skb, struct packet *p, 
 		return verdict;
 	if (p->decided.bypass)
 		fwd_cache_store_egress(skb);
-	else if (tag & TAG_TUPLE && !tag_matches(tag, p))
+	else if (tag & TAG_TUPLE && !bypass_is_unchanged(skb, p, tag))
 		ct_nat_delivered(skb, p, tag, fib_hop_of_frame(skb));
 	return VERDICT_NEXT;
 }
@@ -391,7 +391,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 		if (policy_checks() & POLICY_CHECK_ANY)
 			policy_track_bypass(skb);
 		fwd_cache_store_egress(skb);
-	} else if (tag & TAG_TUPLE && !tag_matches(tag, p)) {
+	} else if (tag & TAG_TUPLE && !bypass_is_unchanged(skb, p, tag)) {
 		ct_nat_delivered(skb, p, tag, fib_hop_of_frame(skb));
 	}
 	return VERDICT_NEXT;
