@@ -91,25 +91,30 @@ func (l *flowList) merge(flows []maps.FlowEntry, offloads []maps.OffloadEntry, c
 }
 
 // addTranslatedByHost adds the connections that the host's rules translate. Each has an offload, which is of the tuple after
-// translation, else nothing tells its end. The one whose source is unchanged comes first: another one with its conntrack entry
-// may have ended.
+// translation, else nothing tells its end. Conntrack uses the memory of an entry again, so former connections may have the same
+// one: those whose source is unchanged come first, and then the latest.
 func (l *flowList) addTranslatedByHost(flows []maps.FlowEntry, offloads []maps.OffloadEntry) {
-	byCT := map[uint64]maps.OffloadEntry{}
-	for _, e := range offloads {
-		byCT[e.CT] = e
+	byCT := map[uint64][]maps.OffloadEntry{}
+	for _, e := range slices.SortedFunc(slices.Values(offloads), func(a, b maps.OffloadEntry) int { return cmp.Compare(a.Seen, b.Seen) }) {
+		byCT[e.CT] = append(byCT[e.CT], e)
 	}
+	before := slices.DeleteFunc(slices.Clone(flows), func(e maps.FlowEntry) bool { return e.Kind != bpf.FlowCTNAT || e.Expired })
+	slices.SortStableFunc(before, func(a, b maps.FlowEntry) int { return cmp.Compare(a.Age, b.Age) })
 	for _, isMasqueraded := range []bool{false, true} {
-		for _, e := range flows {
-			after := byCT[e.CT]
-			server := slices.Index(after.Sides[:], e.NAT)
-			if e.Kind != bpf.FlowCTNAT || e.Expired || server < 0 || isMasqueraded != (after.Sides[1-server] != e.Local) {
-				continue
+		before = slices.DeleteFunc(before, func(e maps.FlowEntry) (isAdded bool) {
+			for i, after := range byCT[e.CT] {
+				server := slices.Index(after.Sides[:], e.NAT)
+				if server < 0 || isMasqueraded != (after.Sides[1-server] != e.Local) {
+					continue
+				}
+				c := connectionOf(e)
+				c.TranslatedSource, c.State = changed(after.Sides[1-server], e.Local), cmp.Or(stateOfOffload(after), c.State)
+				l.add(c)
+				byCT[e.CT] = slices.Delete(byCT[e.CT], i, i+1)
+				return true
 			}
-			c := connectionOf(e)
-			c.TranslatedSource, c.State = changed(after.Sides[1-server], e.Local), cmp.Or(stateOfOffload(after), c.State)
-			l.add(c)
-			delete(byCT, e.CT)
-		}
+			return false
+		})
 	}
 }
 
