@@ -415,6 +415,20 @@ static __always_inline bool bypass_is_replied(struct __sk_buff *skb, const struc
 }
 
 /*
+ * Leaves a hint about the first TCP packet of its side that counts: once both sides have one, the connection may be
+ * offloaded, and no CPU may take it for new (fwd_entry_is_new).
+ */
+static __always_inline void bypass_hint_delivery(const struct packet *p, const struct connection *c,
+						 bool by_container)
+{
+	const struct ct_translation *t = ct_scratch_get();
+
+	if (p->protocol == IPPROTO_TCP && t)
+		tuple_hint_write(c->ct ? tuple_id(&t->in) : p->id,
+				 by_container ? p->ack : packet_seq_end(p));
+}
+
+/*
  * Records p, which the stack has forwarded from one endpoint to the other, unchanged
  * (NULL is the outside), so that its connection can be offloaded.
  */
@@ -441,6 +455,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 		offload_touch(p, &c, from);
 	} else if (to ? to->ifindex == skb->ifindex : fib_routes_to(skb, p, c.uplink)) {
 		offload_begin(p, &c, from);
+		bypass_hint_delivery(p, &c, from);
 	}
 	offload_save(&c);
 	return 0;
