@@ -18,7 +18,7 @@
 
 /*
  * Reports whether the host's rules translate the connection of c, which offload_find has looked up: it is one after
- * translation, or one before. That is to no container's address, because looking for others costs more than they gain.
+ * translation, or one before.
  */
 static __always_inline bool bypass_is_translated(const struct connection *c)
 {
@@ -26,7 +26,7 @@ static __always_inline bool bypass_is_translated(const struct connection *c)
 
 	if (c->offload)
 		return c->offload->translated;
-	if (!config.sees_hooks || c->other || !args || !flow_may_have(args, FLOW_CT_NAT))
+	if (!config.sees_hooks || !args || !flow_may_have(args, FLOW_CT_NAT))
 		return false;
 	args->key = c->key;
 	args->key.kind = FLOW_CT_NAT;
