@@ -116,7 +116,7 @@ static __noinline struct fwd_entry *fwd_cache_store_sent(struct __sk_buff *skb, 
 
 	if (translated &&
 	    (p->decided.new_port != p->sport || !addr_equal(&p->decided.new_addr, &p->src)))
-		return NULL; /* an entry translates one side */
+		return NULL; /* it is masqueraded, too: an entry translates a side once */
 	p->ifindex = skb->ingress_ifindex;
 	if (translated) {
 		packet_set_tuple(p, &t->in);
