@@ -109,22 +109,23 @@ func (n *network) wantEnded(t *testing.T, client *testenv.Client, victim *testen
 	}
 }
 
-// retransmits waits until a pod has sent a TCP segment again.
+// retransmits waits until a pod has sent a TCP segment again, or has no connection any more: then a segment of it was
+// answered by a RST.
 func retransmits(t *testing.T, pod *testenv.Pod) {
 	t.Helper()
-	sent := func() string {
+	count := func() (established, resent string) {
 		text := run(t, pod, "cat", "/proc/self/net/snmp")
 		for line := range strings.Lines(text) {
 			if fields := strings.Fields(line); fields[0] == "Tcp:" && fields[1] != "RtoAlgorithm" {
-				return fields[12] // RetransSegs
+				return fields[9], fields[12] // CurrEstab, RetransSegs
 			}
 		}
 		t.Fatalf("no TCP in %s", text)
-		return ""
+		return "", ""
 	}
-	before := sent()
+	_, before := count()
 	testenv.Eventually(t, pod.Name+" to send a segment again", func() error {
-		if sent() == before {
+		if established, resent := count(); established != "0" && resent == before {
 			return errors.New("not sent again")
 		}
 		return nil
