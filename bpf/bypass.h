@@ -115,11 +115,11 @@ static __always_inline __u8 bypass_fast_path(__u8 fast_path, const struct device
  * that bpf_fib_lookup does not follow, the stack routes the first packets.
  */
 static __always_inline __u8 bypass_fast_path_outside(__u8 fast_path, const struct packet *p,
-						     const struct endpoint *endpoint)
+						     const struct device *device)
 {
 	__u32 family = p->ipv6, *rules;
 
-	fast_path = bypass_fast_path(fast_path, device_lookup(endpoint->ifindex));
+	fast_path = bypass_fast_path(fast_path, device);
 	if (fast_path != FAST_PATH_ALWAYS)
 		return fast_path;
 	rules = bpf_map_lookup_elem(&route_rules, &family);
@@ -190,7 +190,7 @@ static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, struct packet
  * cannot return to the stack, because conntrack has not seen its sequence numbers.
  */
 static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
-				       const struct endpoint *from)
+				       const struct device *device, const struct endpoint *from)
 {
 	struct next_hop next;
 	struct connection c;
@@ -201,7 +201,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 	c.device = from->ifindex;
 	c.other = 0;
 	if (skb->pkt_type != PACKET_HOST || bypass_must_wait(p) ||
-	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->decided.fast_path, p, from),
+	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->decided.fast_path, p, device),
 			       &p->dst, p->dport))
 		return VERDICT_NEXT;
 	result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), &next);
@@ -242,8 +242,10 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 				    (p->decided.first || fwd_cache_is_new(skb))))
 		return VERDICT_NEXT;
 	if (!bypass_fits(skb, p, to) ||
-	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->decided.fast_path, p, to), addr,
-			       port))
+	    !bypass_is_allowed(
+		    p, &c,
+		    bypass_fast_path_outside(p->decided.fast_path, p, device_lookup(to->ifindex)),
+		    addr, port))
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != skb->ifindex : !route_ask(skb, ROUTE_REVERSE))
 		return VERDICT_NEXT;
@@ -361,7 +363,7 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 		if (from->ifindex != ingress)
 			return false; /* another device uses the container's address */
 		fast_path &= to ? bypass_fast_path(now, device_lookup(from->ifindex))
-				: bypass_fast_path_outside(now, p, from);
+				: bypass_fast_path_outside(now, p, device_lookup(from->ifindex));
 		c->owners ^= from->owner;
 		c->device = from->ifindex;
 	} else {
@@ -369,7 +371,7 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 	}
 	if (to) {
 		fast_path &= from ? bypass_fast_path(now, device_lookup(to->ifindex))
-				  : bypass_fast_path_outside(now, p, to);
+				  : bypass_fast_path_outside(now, p, device_lookup(to->ifindex));
 		c->owners ^= to->owner;
 		if (from)
 			c->other = to->ifindex;

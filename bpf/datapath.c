@@ -122,7 +122,7 @@ int from_container(struct __sk_buff *skb)
 
 	if (from)
 		verdict = to ? bypass_to_endpoint(skb, p, device, from, to)
-			     : bypass_to_uplink(skb, p, from);
+			     : bypass_to_uplink(skb, p, device, from);
 	else if (to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
 	if (verdict == VERDICT_NEXT && p->decided.ct_nat)
@@ -166,10 +166,13 @@ int to_container(struct __sk_buff *skb)
 	if (!skb->ingress_ifindex)
 		return host_flow_sent(skb);
 	unchanged = bypass_is_unchanged(skb, p, tag);
-	if (unchanged && !(tag & (TAG_OBSERVE | TAG_PENDING))) {
-		tuple_hint_delivery(p, 0, false);
+	if (tag & TAG_TUPLE && !(tag & (TAG_OBSERVE | TAG_PENDING))) {
+		if (unchanged)
+			tuple_hint_delivery(p, 0, false);
+		else
+			ct_nat_delivered(skb, p, tag, 0);
 		/* A packet of the host needs a host flow, even if its tag matches by chance. */
-		if (!port_may_be_ours(p, p->sport) || bypass_knows_tuple(skb) ||
+		if (!port_may_be_ours(p, p->sport) || (unchanged && bypass_knows_tuple(skb)) ||
 		    endpoint_lookup(&p->src))
 			return VERDICT_NEXT;
 		return host_flow_sent(skb);

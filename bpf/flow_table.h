@@ -103,6 +103,7 @@ static __always_inline void flow_find(struct flow_args *args)
 {
 	const struct flow_key *key = &args->key;
 	struct flow_bucket *bucket;
+	__u32 id;
 
 	if (!flow_tuple_equal(key, &args->hashed)) {
 		args->hashed = *key;
@@ -111,28 +112,23 @@ static __always_inline void flow_find(struct flow_args *args)
 						(__u32)key->local_port << 16 | key->protocol);
 	}
 	args->bucket = (args->hash & 0xffffffff) * config.flow_buckets >> 32;
-	args->id = ((args->hash >> 32) + key->kind * GOLDEN) | 1;
-	args->way = FLOW_WAYS;
+	args->id = (args->hash >> 32 & ~(FLOW_KINDS - 1)) | key->kind;
+	args->ways.all = FLOW_WAYS * 0x0101010101010101;
 	bucket = flow_bucket_of(args);
 	if (!bucket)
 		return;
-	for (__u32 way = 0; way < FLOW_WAYS; way++)
-		if (bucket->id[way] == args->id)
-			args->way = way;
+	for (__u32 way = 0; way < FLOW_WAYS; way++) {
+		id = bucket->id[way];
+		if ((id ^ args->id) < FLOW_KINDS)
+			args->ways.of[id % FLOW_KINDS] = way;
+	}
+	args->way = args->ways.of[key->kind % FLOW_KINDS];
 }
 
 /* Reports whether a flow of another kind may have the tuple of the key in args, which has been looked up. */
 static __always_inline bool flow_may_have(const struct flow_args *args, enum flow_kind kind)
 {
-	__u32 id = ((args->hash >> 32) + kind * GOLDEN) | 1;
-	struct flow_bucket *bucket = flow_bucket_of(args);
-	bool found = false;
-
-	if (!bucket)
-		return false;
-	for (__u32 way = 0; way < FLOW_WAYS; way++)
-		found |= bucket->id[way] == id;
-	return found;
+	return args->ways.of[kind] < FLOW_WAYS;
 }
 
 /* Records what follows from p, by which the flow in args is updated; args->flow is how it was before. */

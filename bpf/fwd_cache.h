@@ -111,6 +111,7 @@ static __noinline struct fwd_entry *fwd_cache_store_sent(struct __sk_buff *skb, 
 							 const struct ct_translation *t,
 							 bool translated)
 {
+	struct device *device = device_lookup(skb->ingress_ifindex);
 	struct fwd_entry *entry;
 	__u32 id = p->id;
 
@@ -123,6 +124,8 @@ static __noinline struct fwd_entry *fwd_cache_store_sent(struct __sk_buff *skb, 
 		packet_set_id(p);
 	}
 	entry = fwd_cache_store(skb, p);
+	if (entry && device && device->flags & DEVICE_ANTI_SPOOF)
+		fwd_entry_check_mac(entry, device->mac);
 	if (entry && translated)
 		fwd_entry_translate_ct(entry, t);
 	else if (entry)

@@ -122,6 +122,13 @@ static __always_inline bool fwd_entry_bypasses(const struct fwd_entry *entry)
 	return entry->action >= FWD_CONTAINER;
 }
 
+/* Has the entry apply to frames with that source only. */
+static __always_inline void fwd_entry_check_mac(struct fwd_entry *entry, const __u8 *mac)
+{
+	entry->flags |= FWD_CHECK_MAC;
+	__builtin_memcpy(entry->src_mac, mac, sizeof(entry->src_mac));
+}
+
 /*
  * Creates an entry for p that leaves it to the stack, until the caller changes it.
  * NULL: p gets none. The maximum length is not copied from an older decision, because the
@@ -131,8 +138,7 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 {
 	const struct fwd_key *key = packet_tuple(p);
 	struct fwd_entry *entry;
-	struct device *device;
-	__u32 ifindex = key->ifindex;
+	struct ethhdr *eth;
 
 	if (!fwd_cacheable(p))
 		return NULL;
@@ -149,11 +155,9 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 	entry->hint_id = 0;
 	entry->policies = p->decided.policies;
 	entry->policy_generation = p->decided.policy_generation;
-	device = device_lookup(ifindex);
-	if (device && device->flags & DEVICE_ANTI_SPOOF) {
-		entry->flags |= FWD_CHECK_MAC;
-		__builtin_memcpy(entry->src_mac, device->mac, sizeof(entry->src_mac));
-	}
+	eth = p->decided.mac_checked ? linear_at(skb, 0, sizeof(*eth)) : NULL;
+	if (eth)
+		fwd_entry_check_mac(entry, eth->h_source);
 	return entry;
 }
 

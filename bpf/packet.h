@@ -22,6 +22,7 @@ struct decision {
 	struct addr new_addr; /* of the side that is translated, afterwards */
 	__u16 new_port;
 	__u8 fast_path;	      /* enum fast_path of the connection's containers */
+	bool mac_checked;     /* its frame has the MAC address that anti-spoofing requires */
 	bool ct_update;	      /* a conntrack update: its numbers are not the connection's */
 	bool to_host;	      /* from a container, perhaps for a flow or host port of this host */
 	bool end_expected;    /* RST or FIN of a remote, with the expected number */

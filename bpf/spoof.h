@@ -448,11 +448,11 @@ __noinline int spoof_check_frame(struct __sk_buff *skb)
  * Returns why the frame of the container behind device must be dropped, or
  * REASON_NONE. p has the fields that could be parsed.
  */
-static __always_inline int spoof_check(struct __sk_buff *skb, const struct packet *p, int parsed,
+static __always_inline int spoof_check(struct __sk_buff *skb, struct packet *p, int parsed,
 				       const struct device *device)
 {
-	if (!(device->flags & DEVICE_ANTI_SPOOF) ||
-	    (parsed == PARSED && spoof_is_plain_own(skb, p, device)))
+	p->decided.mac_checked = device->flags & DEVICE_ANTI_SPOOF;
+	if (!p->decided.mac_checked || (parsed == PARSED && spoof_is_plain_own(skb, p, device)))
 		return REASON_NONE;
 	return spoof_check_frame(skb);
 }
