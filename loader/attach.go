@@ -164,15 +164,9 @@ func (d *Datapath) AttachEndpoint(ifindex int) error {
 }
 
 // AttachLiveEndpoint attaches the programs to a container's device of another plugin. No packet is
-// lost if the kernel has tcx. The links replace filters that an older version
-// has attached; DetachEndpoint removes them even if their device is gone.
+// lost if the kernel has tcx. DetachEndpoint removes the links even if their device is gone.
 func (d *Datapath) AttachLiveEndpoint(ifindex int) error {
-	live, filters := liveTargets(ifindex), endpointTargets(ifindex)
-	err := d.attachAll(live)
-	if err != nil || d.attacherOf(live[0]) == d.attacherOf(filters[0]) {
-		return err
-	}
-	return d.detachAll(filters)
+	return d.attachAll(liveTargets(ifindex))
 }
 
 // AttachUplink attaches the programs to an uplink, unless they are attached. The

@@ -288,8 +288,7 @@ func (d *Datapath) openMaps(wanted func(mapTraits) bool) (*Datapath, error) {
 
 func (d *Datapath) openMap(name string, m **ebpf.Map) (err error) {
 	*m, err = ebpf.LoadPinnedMap(d.dir.mapPin(name), nil)
-	mayLack := d.isForeign() || registry[name].added
-	if err != nil && !(mayLack && errors.Is(err, fs.ErrNotExist)) {
+	if err != nil && !(d.isForeign() && errors.Is(err, fs.ErrNotExist)) {
 		return fmt.Errorf("open %s: %w", d.dir.mapPin(name), err)
 	}
 	return nil

@@ -21,9 +21,6 @@ type mapTraits struct {
 	// flowsPerEntry sizes the map: it has Options.MaxFlows divided by this number of entries. 0 keeps
 	// the size in bpf/maps.h.
 	flowsPerEntry uint32
-	// added: older versions with this layout lack the map. Their programs work until an
-	// ADD or STATUS upgrades them, and the map reads as empty.
-	added bool
 	// onDemand: only OpenOnDemand opens the map. It can open all others, too.
 	onDemand bool
 }
@@ -36,8 +33,8 @@ var registry = map[string]mapTraits{
 	bpf.MapHostPorts:     {inADD: true, owned: true},
 	bpf.MapNonMasqCIDRs:  {},
 	bpf.MapPortSrcRanges: {},
-	bpf.MapGatewayRoutes: {added: true},
-	bpf.MapNodes:         {added: true},
+	bpf.MapGatewayRoutes: {},
+	bpf.MapNodes:         {},
 	bpf.MapUplinks:       {inADD: true},
 	bpf.MapDrops:         {owned: true},
 	bpf.MapDropTotals:    {},
@@ -45,7 +42,7 @@ var registry = map[string]mapTraits{
 	bpf.MapFlowBuckets:   {flowsPerEntry: flowWays},
 	bpf.MapFlowTable:     {},
 
-	bpf.MapCluster:      {onDemand: true, added: true},
+	bpf.MapCluster:      {onDemand: true},
 	bpf.MapFwdCache:     {onDemand: true},
 	bpf.MapGeneration:   {onDemand: true},
 	bpf.MapPortNumbers:  {onDemand: true},
@@ -56,9 +53,9 @@ var registry = map[string]mapTraits{
 	bpf.MapPolicyBlocks: {onDemand: true},
 	bpf.MapRouteRules:   {onDemand: true},
 
-	bpf.MapDropReader: {onDemand: true, added: true},
-	bpf.MapDropLimits: {onDemand: true, added: true},
-	bpf.MapDropEvents: {onDemand: true, added: true},
+	bpf.MapDropReader: {onDemand: true},
+	bpf.MapDropLimits: {onDemand: true},
+	bpf.MapDropEvents: {onDemand: true},
 }
 
 // flowWays is FLOW_WAYS in bpf/abi.h.

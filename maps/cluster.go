@@ -1,7 +1,6 @@
 package maps
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,9 +8,6 @@ import (
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 )
-
-// errNoCluster is for a datapath that an older version has loaded.
-var errNoCluster = errors.New("the loaded programs know no other nodes: `ebpfnetctl upgrade` replaces them")
 
 // Tunnel is the device that reaches other nodes: VXLAN that takes the remote from each packet (collect metadata),
 // without learning. It is an uplink like others: call AttachUplink and SetUplink before it is up. Zero: none.
@@ -114,9 +110,6 @@ func (s *Store) changeCluster(change func(*bpf.Cluster)) error {
 	before := value
 	if change(&value); value == before {
 		return nil
-	}
-	if s.dp.Cluster == nil {
-		return errNoCluster
 	}
 	s.changed = true
 	if err := s.dp.Cluster.Put(uint32(0), &value); err != nil {

@@ -128,9 +128,6 @@ func Nodes(dp *loader.Datapath) ([]Node, error) {
 // time. The caller removes the routes to a node before the node, and adds them after it: otherwise packets
 // to it are masqueraded in between.
 func (s *Store) SetNodes(nodes []Node) error {
-	if s.dp.Nodes == nil && len(nodes) > 0 {
-		return errNoCluster
-	}
 	wanted := map[netip.Prefix]Node{}
 	for _, n := range nodes {
 		if err := n.check(); err != nil {

@@ -61,9 +61,6 @@ func Open(ctx context.Context, datapath *loader.Datapath, filter Filter) (*Reade
 	if err := datapath.OpenOnDemand(bpf.MapDropReader, bpf.MapDropLimits, bpf.MapDropEvents); err != nil {
 		return nil, err
 	}
-	if datapath.DropReader == nil || datapath.DropLimits == nil || datapath.DropEvents == nil {
-		return nil, errors.New("the loaded programs are older and cannot report single drops: run `ebpfnetctl upgrade`")
-	}
 	r := &Reader{datapath: datapath, began: sinceBoot(), state: stateOf(filter)}
 	if err := r.takeLock(ctx); err != nil {
 		return nil, err
