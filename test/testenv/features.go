@@ -187,25 +187,13 @@ func probeFIBSource() error {
 		size        = 64      // struct bpf_fib_lookup
 		output, src = 2, 0x10 // flags
 	)
-	program := asm.Instructions{asm.Mov.Imm(asm.R2, 0)}
-	for offset := int16(-size); offset < 0; offset += 8 {
-		program = append(program, asm.StoreMem(asm.RFP, offset, asm.R2, asm.DWord))
-	}
-	program = append(program,
+	result, err := runWithZeros(size,
 		asm.StoreImm(asm.RFP, -size, unix.AF_INET, asm.Byte),
 		asm.StoreImm(asm.RFP, -size+8, loopback, asm.Word),
-		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -size),
 		asm.Mov.Imm(asm.R3, size), asm.Mov.Imm(asm.R4, output|src),
 		asm.FnFibLookup.Call(),
-		asm.Return(),
 	)
-	loaded, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Instructions: program, License: "GPL"})
-	if err != nil {
-		return err
-	}
-	defer loaded.Close()
-	result, err := loaded.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
-	if err == nil && int32(result) == -int32(unix.EINVAL) {
+	if err == nil && result == -int32(unix.EINVAL) {
 		err = errors.New("bpf_fib_lookup: EINVAL")
 	}
 	return err
@@ -214,24 +202,26 @@ func probeFIBSource() error {
 // probeTunnelSource sets the key of a tunnel's packet, with a member that older kernels do not know.
 func probeTunnelSource() error {
 	const size = 48 // struct bpf_tunnel_key has 44 bytes
+	result, err := runWithZeros(size, asm.Mov.Imm(asm.R3, 44), asm.Mov.Imm(asm.R4, 0), asm.FnSkbSetTunnelKey.Call())
+	if err == nil && result != 0 {
+		err = fmt.Errorf("bpf_skb_set_tunnel_key: %d", result)
+	}
+	return err
+}
+
+// runWithZeros runs a program that begins with R2 at so many zero bytes on its stack, and returns its result.
+func runWithZeros(size int16, body ...asm.Instruction) (int32, error) {
 	program := asm.Instructions{asm.Mov.Imm(asm.R2, 0)}
-	for offset := int16(-size); offset < 0; offset += 8 {
+	for offset := -size; offset < 0; offset += 8 {
 		program = append(program, asm.StoreMem(asm.RFP, offset, asm.R2, asm.DWord))
 	}
-	program = append(program,
-		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -size),
-		asm.Mov.Imm(asm.R3, 44), asm.Mov.Imm(asm.R4, 0),
-		asm.FnSkbSetTunnelKey.Call(),
-		asm.Return(),
-	)
+	program = append(program, asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -int32(size)))
+	program = append(append(program, body...), asm.Return())
 	loaded, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Instructions: program, License: "GPL"})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer loaded.Close()
 	result, err := loaded.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
-	if err == nil && result != 0 {
-		err = fmt.Errorf("bpf_skb_set_tunnel_key: %d", int32(result))
-	}
-	return err
+	return int32(result), err
 }
