@@ -35,21 +35,9 @@ func (s *setup) newOthers(m *testenv.Machine) *testenv.Pod {
 	return s.others
 }
 
-// withDatapath opens the datapath of a node.
-func withDatapath(node *testenv.Namespace, do func(*loader.Datapath) error) error {
-	return node.Do(func() error {
-		dp, err := loader.OpenLoaded()
-		if err != nil {
-			return err
-		}
-		defer dp.Close()
-		return do(dp)
-	})
-}
-
 // addContainers writes the entries that ADD writes for a container.
 func (s *setup) addContainers(count int) error {
-	return withDatapath(s.topology.Node, func(dp *loader.Datapath) error {
+	return s.topology.Node.WithDatapath(func(dp *loader.Datapath) error {
 		return within(func(ctx context.Context) error {
 			return maps.With(ctx, dp, func(store *maps.Store) error {
 				for i := range count {
@@ -119,7 +107,7 @@ func (s *setup) checkFlows() error {
 	if s.Flows == smallest.Flows || !s.ours {
 		return nil
 	}
-	return withDatapath(s.topology.Node, func(dp *loader.Datapath) error {
+	return s.topology.Node.WithDatapath(func(dp *loader.Datapath) error {
 		flows, err := maps.Flows(dp)
 		if err == nil && len(flows) < s.Flows {
 			err = fmt.Errorf("%d flows, expected %d", len(flows), s.Flows)

@@ -83,7 +83,7 @@ func joinDirectly(n, other node) error {
 	if err != nil {
 		return err
 	}
-	err = withDatapath(n.Namespace, func(dp *loader.Datapath) error {
+	err = n.WithDatapath(func(dp *loader.Datapath) error {
 		return within(func(ctx context.Context) error { return setNode(ctx, dp, other, other.addrs, maps.NodeDirect, linkMTU) })
 	})
 	if err != nil {
@@ -100,7 +100,7 @@ func joinByTunnel(n, other node) error {
 	if err != nil {
 		return err
 	}
-	err = withDatapath(n.Namespace, func(dp *loader.Datapath) error {
+	err = n.WithDatapath(func(dp *loader.Datapath) error {
 		return within(func(ctx context.Context) error {
 			err := refresh.Tunnel(ctx, dp, maps.Tunnel{
 				IfIndex: device.Attrs().Index, VNI: tunnelVNI, Port: tunnelPort, Addr4: n.addrs[0], Containers4: n.subnets[0], Containers6: n.subnets[1],

@@ -170,23 +170,14 @@ func (n *node) loadOlder() {
 	n.t.Helper()
 	older := loader.Embedded()
 	older.Revision, older.Build = older.Revision-1, 7
-	err := n.Do(func() error {
-		_, err := loader.Upgrade(testenv.Context(n.t), loader.Options{Programs: &older})
-		return err
-	})
-	testenv.Must(n.t, err)
+	testenv.Must(n.t, n.Upgrade(testenv.Context(n.t), older))
 }
 
 // awaitUpgrade waits until the agent, which has few rights, has replaced all older programs.
 func (n *node) awaitUpgrade() {
 	n.t.Helper()
 	eventually(n.t, "programs of "+n.Name, func() error {
-		return n.Do(func() error {
-			datapath, err := loader.OpenLoaded()
-			if err != nil {
-				return err
-			}
-			defer datapath.Close()
+		return n.WithDatapath(func(datapath *loader.Datapath) error {
 			builds, err := os.ReadDir(filepath.Join(datapath.Dir(), "progs"))
 			if err == nil && (datapath.Config.Build != loader.Embedded().Build || len(builds) != 1) {
 				err = fmt.Errorf("got build %x beside %v, want the agent's alone", datapath.Config.Build, builds)
@@ -383,12 +374,7 @@ func (n *node) chain(device string) {
 	testenv.Must(n.t, n.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: link, PeerName: device + "-peer"}))
 	added, err := n.Netlink().LinkByName(device)
 	testenv.Must(n.t, err)
-	err = n.Do(func() error {
-		datapath, err := loader.OpenLoaded()
-		if err != nil {
-			return err
-		}
-		defer datapath.Close()
+	err = n.WithDatapath(func(datapath *loader.Datapath) error {
 		return maps.With(testenv.Context(n.t), datapath, func(store *maps.Store) error {
 			return store.PutDevice(maps.Device{IfIndex: added.Attrs().Index, Owner: 1, MAC: make(net.HardwareAddr, 6)})
 		})

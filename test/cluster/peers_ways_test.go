@@ -69,12 +69,7 @@ func TestDoctorPeersDirect(t *testing.T) {
 func (n *node) awaitMTU(want int) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("MTU %d of %s", want, n.Name), func() error {
-		return n.Do(func() error {
-			datapath, err := loader.OpenLoaded()
-			if err != nil {
-				return err
-			}
-			defer datapath.Close()
+		return n.WithDatapath(func(datapath *loader.Datapath) error {
 			nodes, err := maps.Nodes(datapath)
 			if err == nil && len(nodes) == 0 {
 				return errors.New("got no ways")

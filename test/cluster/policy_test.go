@@ -213,14 +213,7 @@ func (n *node) wantEnded(client *testenv.Client) {
 
 func (n *node) withDatapath(use func(*loader.Datapath) error) {
 	n.t.Helper()
-	testenv.Must(n.t, n.Do(func() error {
-		dp, err := loader.OpenLoaded()
-		if err != nil {
-			return err
-		}
-		defer dp.Close()
-		return use(dp)
-	}))
+	testenv.Must(n.t, n.WithDatapath(use))
 }
 
 // wantPolicies waits until the datapath has so many policies of pods.

@@ -181,7 +181,7 @@ func removeEntries(remove func(*maps.Store, loader.Owner) error) func(*testing.T
 	return func(t *testing.T, p *pod, _ *types100.Result) {
 		t.Helper()
 		owner := maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}.Owner()
-		withDatapath(t, p.host, func(datapath *loader.Datapath) error {
+		p.host.withDatapath(t, func(datapath *loader.Datapath) error {
 			return maps.With(testenv.Context(t), datapath, func(store *maps.Store) error { return remove(store, owner) })
 		})
 	}
@@ -191,7 +191,7 @@ func removeEntries(remove func(*maps.Store, loader.Owner) error) func(*testing.T
 func clearPrefixes(m func(*loader.Datapath) *ebpf.Map) func(*testing.T, *pod, *types100.Result) {
 	return func(t *testing.T, p *pod, _ *types100.Result) {
 		t.Helper()
-		withDatapath(t, p.host, func(datapath *loader.Datapath) error {
+		p.host.withDatapath(t, func(datapath *loader.Datapath) error {
 			var key bpf.PrefixKey
 			for {
 				if err := m(datapath).NextKey(nil, &key); err != nil {

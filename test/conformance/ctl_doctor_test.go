@@ -118,7 +118,7 @@ func TestDoctorDatapath(t *testing.T) {
 	}
 	change := func(change func(*ebpf.Map) (int, error)) {
 		t.Helper()
-		withDatapath(t, h, func(d *loader.Datapath) error {
+		h.withDatapath(t, func(d *loader.Datapath) error {
 			_, err := change(d.Endpoints)
 			return err
 		})

@@ -167,19 +167,6 @@ func (h *host) dropReader(t *testing.T) (state bpf.DropReader) {
 	return state
 }
 
-func (h *host) withDatapath(t *testing.T, do func(*loader.Datapath) error) {
-	t.Helper()
-	err := h.Node.Do(func() error {
-		datapath, err := loader.OpenLoaded()
-		if err != nil {
-			return err
-		}
-		defer datapath.Close()
-		return do(datapath)
-	})
-	testenv.Must(t, err)
-}
-
 // awaitForged waits until the datapath has dropped the given number of forged frames: the kernel may process a sent one later.
 func (h *host) awaitForged(t *testing.T, frames uint64) {
 	t.Helper()

@@ -28,12 +28,7 @@ func TestCtlDropsUpgrade(t *testing.T) {
 	f := h.follow(t)
 	upgrades := []func(){
 		func() {},
-		func() {
-			h.withDatapath(t, func(*loader.Datapath) error {
-				_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &other})
-				return err
-			})
-		},
+		func() { testenv.Must(t, h.Node.Upgrade(testenv.Context(t), other)) },
 		func() { h.wantCtl(t, 0, []string{"upgrade"}, "replaced revision") },
 	}
 	for i, upgrade := range upgrades {

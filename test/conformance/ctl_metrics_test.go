@@ -98,7 +98,7 @@ var systemCall = regexp.MustCompile(`(?m)^\d+ +\w+\(`)
 func fillFlows(t *testing.T, h *host, n int) {
 	t.Helper()
 	const farFuture = 1 << 30 // ticks: never idle
-	withDatapath(t, h, func(d *loader.Datapath) error {
+	h.withDatapath(t, func(d *loader.Datapath) error {
 		keys, values := make([]uint32, n), make([]bpf.FlowEntry, n)
 		buckets := map[uint32]bpf.FlowBucket{}
 		for i := range keys {

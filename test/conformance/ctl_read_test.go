@@ -52,7 +52,7 @@ func TestCtlRead(t *testing.T) {
 	testenv.Must(t, web.SendFrames(testenv.PodIfName, make([]byte, 60))) // a forged one, for drops
 	s.host.wantCtl(t, 0, []string{"set", "pods/web", "ingressPolicy=isolated"})
 	testenv.Must(t, s.host.Node.SetSysctl("net/ipv4/ip_forward", "0")) // for doctor to find
-	withDatapath(t, s.host, func(datapath *loader.Datapath) error {
+	s.host.withDatapath(t, func(datapath *loader.Datapath) error {
 		node := maps.Node{Prefix: netip.MustParsePrefix("10.99.2.0/24"), Remote: testenv.OutsideAddr4, Mode: maps.NodeDirect, MTU: 1500}
 		return maps.With(testenv.Context(t), datapath, func(store *maps.Store) error { return store.SetNodes([]maps.Node{node}) })
 	})

@@ -414,7 +414,7 @@ func (s *script) node(ts *testscript.TestScript, _ bool, args []string) {
 	s.host.ip(s.T, fmt.Sprintf("link add %s mtu %d type vxlan external dstport %d nolearning", device, mtu, port))
 	link, err := s.host.Node.Netlink().LinkByName(device)
 	ts.Check(err)
-	withDatapath(s.T, s.host, func(datapath *loader.Datapath) error {
+	s.host.withDatapath(s.T, func(datapath *loader.Datapath) error {
 		ctx, tunnel := testenv.Context(s.T), maps.Tunnel{IfIndex: link.Attrs().Index, VNI: vni, Port: port}
 		nodes := []maps.Node{{Prefix: prefix, Remote: remote, Mode: maps.NodeTunnel, MTU: mtu}}
 		return errors.Join(refresh.Tunnel(ctx, datapath, tunnel),

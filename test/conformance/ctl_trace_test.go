@@ -124,7 +124,7 @@ func TestTraceLeavesNothing(t *testing.T) {
 	family := testenv.Families[0]
 	remote := netip.AddrPortFrom(family.Outside, 7001)
 	conn := quietConnection(t, client.Namespace, h.Outside, remote)
-	withDatapath(t, h, func(d *loader.Datapath) error {
+	h.withDatapath(t, func(d *loader.Datapath) error {
 		flows, errFlows := ebpfmaps.Flows(d)
 		offloads, errOffloads := ebpfmaps.OffloadEntries(d)
 		if len(flows) == 0 || len(offloads) == 0 {
@@ -205,12 +205,7 @@ func unacknowledged(conn *net.TCPConn) (n int, err error) {
 func (h *host) dumpMaps(t *testing.T) map[string]map[string]string {
 	t.Helper()
 	all := map[string]map[string]string{}
-	err := h.Node.Do(func() error {
-		datapath, err := loader.OpenLoaded()
-		if err != nil {
-			return err
-		}
-		defer datapath.Close()
+	err := h.Node.WithDatapath(func(datapath *loader.Datapath) error {
 		pins, err := filepath.Glob(filepath.Join(datapath.Dir(), "maps", "*"))
 		for _, pin := range pins {
 			m, errPin := ebpf.LoadPinnedMap(pin, nil)

@@ -8,18 +8,10 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// withDatapath opens the node's datapath as the plugin does.
-func withDatapath(t *testing.T, h *host, use func(*loader.Datapath) error) {
+// withDatapath calls use with the node's datapath.
+func (h *host) withDatapath(t *testing.T, use func(*loader.Datapath) error) {
 	t.Helper()
-	err := h.Node.Do(func() error {
-		datapath, err := loader.OpenLoaded()
-		if err != nil {
-			return err
-		}
-		defer datapath.Close()
-		return use(datapath)
-	})
-	testenv.Must(t, err)
+	testenv.Must(t, h.Node.WithDatapath(use))
 }
 
 // TestMaxFlows checks that the first ADD determines the size of the flow maps. Later ADDs with another maxFlows use
@@ -34,7 +26,7 @@ func TestMaxFlows(t *testing.T) {
 		p.add(t)
 		wantPing(t, p.Namespace, testenv.OutsideAddr4, testenv.OutsideAddr6)
 		wantSuccess(t, p.try(t, "CHECK"), "")
-		withDatapath(t, h, func(datapath *loader.Datapath) error {
+		h.withDatapath(t, func(datapath *loader.Datapath) error {
 			if got := datapath.MaxFlows(); got != 2048 {
 				t.Errorf("maximum of flows after the ADD of %s: got %d, want 2048", test.id, got)
 			}
@@ -57,7 +49,7 @@ func TestNonMasqueradeCIDRsRemoved(t *testing.T) {
 	failing := h.pod(t, "c4", with(unreachable, "nonMasqueradeCIDRs", list{"192.168.0.0/16"}))
 	want := func(when string, count int) {
 		t.Helper()
-		withDatapath(t, h, func(datapath *loader.Datapath) error {
+		h.withDatapath(t, func(datapath *loader.Datapath) error {
 			counts, err := maps.Count(datapath)
 			if got := counts["nonmasq_cidrs"]; got != count {
 				t.Errorf("CIDRs %s: got %d, want %d", when, got, count)

@@ -13,7 +13,7 @@ import (
 // routesOf returns the routes with gateways that the datapath has.
 func (h *host) routesOf(t *testing.T) (routes []string) {
 	t.Helper()
-	withDatapath(t, h, func(datapath *loader.Datapath) error {
+	h.withDatapath(t, func(datapath *loader.Datapath) error {
 		sets, err := maps.GatewayRoutes(datapath)
 		for _, set := range sets {
 			for _, route := range set {

@@ -14,7 +14,7 @@ import (
 // generation returns the number by which the programs recognize whether a cached decision is still valid.
 func (h *host) generation(t *testing.T) (generation uint64) {
 	t.Helper()
-	withDatapath(t, h, func(d *loader.Datapath) error {
+	h.withDatapath(t, func(d *loader.Datapath) error {
 		if err := d.OpenOnDemand(bpf.MapGeneration); err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func TestPortNumbers(t *testing.T) {
 	want := map[uint32]uint64{8080 / 64: 1<<(8080%64) | 1<<(8127%64), 1024 + 65535/64: 1 << 63, 8128 / 64: 1, 2*1024 + 8128/64: 1}
 	check := func(when string) {
 		t.Helper()
-		withDatapath(t, h, func(d *loader.Datapath) error {
+		h.withDatapath(t, func(d *loader.Datapath) error {
 			if err := d.OpenOnDemand(bpf.MapPortNumbers); err != nil {
 				return err
 			}
@@ -129,7 +129,7 @@ func TestUpgradeKeepsConfig(t *testing.T) {
 	h := newHost(t)
 	h.pod(t, "c1", with(dual("1.1.0"), "maxFlows", 2048)).add(t)
 	config := func() (config bpf.HostConfig) {
-		withDatapath(t, h, func(d *loader.Datapath) error {
+		h.withDatapath(t, func(d *loader.Datapath) error {
 			config = d.Config
 			if got, want := config.FlowBuckets, d.FlowBuckets.MaxEntries(); got != want || want != 2048/16 {
 				t.Errorf("buckets of flow_table: got %d, want %d", got, want)
@@ -144,11 +144,7 @@ func TestUpgradeKeepsConfig(t *testing.T) {
 	}
 	other := loader.Embedded()
 	other.Build++
-	err := h.Node.Do(func() error {
-		_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &other})
-		return err
-	})
-	testenv.Must(t, err)
+	testenv.Must(t, h.Node.Upgrade(testenv.Context(t), other))
 	after := config()
 	before.Build = other.Build
 	if after != before {

@@ -142,13 +142,13 @@ func TestHostPortLimit(t *testing.T) {
 		keys[i] = bpf.HostPortKey{Port: uint16(i / perPort), Protocol: 6}
 		keys[i].Addr.Bytes[0], keys[i].Addr.Bytes[1] = 0xfd, byte(i%perPort)
 	}
-	withDatapath(t, h, func(d *loader.Datapath) error {
+	h.withDatapath(t, func(d *loader.Datapath) error {
 		_, err := d.HostPorts.BatchUpdate(keys, values, nil)
 		return err
 	})
 	wantFetch(t, h, last.Namespace, last.add(t))
 	wantError(t, beyond.try(t, "ADD"), codeTryAgain, "8081", "all 262144 entries", "host_ports")
-	withDatapath(t, h, func(d *loader.Datapath) error {
+	h.withDatapath(t, func(d *loader.Datapath) error {
 		_, err := d.HostPorts.BatchDelete(keys, nil)
 		return err
 	})

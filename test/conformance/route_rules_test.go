@@ -20,7 +20,7 @@ func (h *host) rule(t *testing.T, verb, rule string) {
 
 func (h *host) wantRules(t *testing.T, when string, want maps.RouteRules) {
 	t.Helper()
-	withDatapath(t, h, func(d *loader.Datapath) error {
+	h.withDatapath(t, func(d *loader.Datapath) error {
 		got, err := maps.ReadRouteRules(d)
 		if got != want {
 			t.Errorf("rules that the programs do not follow, %s: got %+v, want %+v", when, got, want)

@@ -100,7 +100,7 @@ func TestHookStorm(t *testing.T) {
 	p.add(t)
 	h.wantCtl(t, 0, []string{"repair", "--hook"}, "nothing to repair")
 	dir := ""
-	withDatapath(t, h, func(datapath *loader.Datapath) error { dir = datapath.Dir(); return nil })
+	h.withDatapath(t, func(datapath *loader.Datapath) error { dir = datapath.Dir(); return nil })
 	lock := func(name string) *flock.Lock {
 		l, err := flock.Acquire(testenv.Context(t), filepath.Join(dir, name), flock.Exclusive)
 		testenv.Must(t, err)

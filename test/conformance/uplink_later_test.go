@@ -68,12 +68,7 @@ func (h *host) wantUplinks(t *testing.T, want ...string) {
 }
 
 func (h *host) hasUplinks(want ...string) error {
-	return h.Node.Do(func() error {
-		datapath, err := loader.OpenLoaded()
-		if err != nil {
-			return err
-		}
-		defer datapath.Close()
+	return h.Node.WithDatapath(func(datapath *loader.Datapath) error {
 		uplinks, err := maps.Uplinks(datapath)
 		var got []string
 		for _, uplink := range uplinks {

@@ -143,7 +143,7 @@ func TestGrownCounters(t *testing.T) {
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
 	count := []bpf.DropCount{{Packets: 7, Bytes: 700}}
-	withDatapath(t, h, func(d *loader.Datapath) error {
+	h.withDatapath(t, func(d *loader.Datapath) error {
 		counts := make([]bpf.DropCount, ebpf.MustPossibleCPU())
 		copy(counts, count)
 		return d.DropTotals.Put(uint32(2), counts)
@@ -166,17 +166,14 @@ func TestGrownCounters(t *testing.T) {
 		}
 		return spec, err
 	}
-	err := h.Node.Do(func() error {
-		_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &refused})
-		return err
-	})
+	err := h.Node.Upgrade(testenv.Context(t), refused)
 	var verifier *ebpf.VerifierError
 	if !errors.As(err, &verifier) {
 		t.Errorf("upgrade to invalid programs: got %v, want a verifier error", err)
 	}
 	own := loader.Embedded()
 	for _, programs := range []*loader.Programs{&grown, &own} {
-		withDatapath(t, h, func(former *loader.Datapath) error {
+		h.withDatapath(t, func(former *loader.Datapath) error {
 			wasCurrent := former.IsCurrent()
 			_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: programs})
 			if !wasCurrent || former.IsCurrent() {
@@ -184,7 +181,7 @@ func TestGrownCounters(t *testing.T) {
 			}
 			return err
 		})
-		withDatapath(t, h, func(d *loader.Datapath) error {
+		h.withDatapath(t, func(d *loader.Datapath) error {
 			var counts []bpf.DropCount
 			err := d.DropTotals.Lookup(uint32(2), &counts)
 			if err != nil || d.Config.Build != programs.Build || counts[0] != count[0] {

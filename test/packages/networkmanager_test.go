@@ -49,12 +49,7 @@ func (h *host) useNetworkManager(t *testing.T, b *booted) {
 func (h *host) awaitUplink(t *testing.T, addr string, want bool) {
 	t.Helper()
 	testenv.Eventually(t, fmt.Sprintf("an uplink with %s: %v", addr, want), func() error {
-		return h.Node.Do(func() error {
-			datapath, err := loader.OpenLoaded()
-			if err != nil {
-				return err
-			}
-			defer datapath.Close()
+		return h.Node.WithDatapath(func(datapath *loader.Datapath) error {
 			uplinks, err := maps.Uplinks(datapath)
 			if err == nil && strings.Contains(fmt.Sprint(uplinks), addr) != want {
 				err = fmt.Errorf("got %v", uplinks)

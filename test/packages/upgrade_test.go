@@ -83,11 +83,7 @@ func (h *host) loadOlder(t *testing.T) {
 	t.Helper()
 	older := loader.Embedded()
 	older.Revision, older.Build = older.Revision-1, older.Build+1
-	err := h.Node.Do(func() error {
-		_, err := loader.Upgrade(testenv.Context(t), loader.Options{Programs: &older})
-		return err
-	})
-	testenv.Must(t, err)
+	testenv.Must(t, h.Node.Upgrade(testenv.Context(t), older))
 }
 
 // startTraffic lets a container and the outside exchange packets by masquerading and by host ports. stop waits

@@ -107,16 +107,10 @@ func (n *network) unload(t *testing.T) {
 // withDatapath opens the node's datapath as the plugin does.
 func (n *network) withDatapath(t *testing.T, use func(*loader.Datapath)) {
 	t.Helper()
-	err := n.node().Do(func() error {
-		datapath, err := loader.OpenLoaded()
-		if err != nil {
-			return err
-		}
-		defer datapath.Close()
+	testenv.Must(t, n.node().WithDatapath(func(datapath *loader.Datapath) error {
 		use(datapath)
 		return nil
-	})
-	testenv.Must(t, err)
+	}))
 }
 
 // mapping is an element of the portMappings capability.

@@ -58,13 +58,9 @@ func TestRecycle(t *testing.T) {
 
 // dirOf returns the directory of a node's datapath.
 func dirOf(node *Namespace) (dir string, err error) {
-	err = node.Do(func() error {
-		datapath, err := loader.OpenLoaded()
-		if err == nil {
-			dir = datapath.Dir()
-			datapath.Close()
-		}
-		return err
+	err = node.WithDatapath(func(datapath *loader.Datapath) error {
+		dir = datapath.Dir()
+		return nil
 	})
 	return dir, err
 }
