@@ -116,6 +116,13 @@ func TestFromUplinkToEndpoints(t *testing.T) {
 }
 
 func fromUplinkToEndpoints() []row {
+	besideHostPort := func(name, pod string) row {
+		former := dnat("remote:5000", pod, "node:8080").established()
+		return row{
+			name: name, on: withPorts, flows: []flow{former}, in: "remote:5000 > " + pod, out: "remote:* > " + pod,
+			after: []flow{former, dnat("remote:*", pod, pod).by(5000)},
+		}
+	}
 	return []row{
 		{name: "a pod will reply from its own address, if the stack delivers", in: "remote:5000 > pod:80"},
 		{
@@ -125,28 +132,8 @@ func fromUplinkToEndpoints() []row {
 			edit:  func(p *testenv.Packet) { p.TCPFlags &= testenv.ACK },
 			after: []flow{dnat("remote:5000", "pod:80", "pod:80").established().streaming()},
 		},
-		{
-			name:  "the remote used a host port before",
-			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").established()},
-			on:    withPorts,
-			in:    "remote:5000 > pod:80",
-			out:   "remote:* > pod:80",
-			after: []flow{
-				dnat("remote:5000", "pod:80", "node:8080").established(),
-				dnat("remote:*", "pod:80", "pod:80").by(5000),
-			},
-		},
-		{
-			name:  "the remote used a host port before, of a pod without ipMasq",
-			flows: []flow{dnat("remote:5000", "plain:80", "node:8080").established()},
-			on:    withPorts,
-			in:    "remote:5000 > plain:80",
-			out:   "remote:* > plain:80",
-			after: []flow{
-				dnat("remote:5000", "plain:80", "node:8080").established(),
-				dnat("remote:*", "plain:80", "plain:80").by(5000),
-			},
-		},
+		besideHostPort("the remote used a host port before", "pod:80"),
+		besideHostPort("the remote used a host port before, of a pod without ipMasq", "plain:80"),
 		{name: "a protocol without ports", on: withoutPorts, in: "remote:0 > pod:0"},
 		{name: "a pod without ipMasq needs no flow", in: "remote:5000 > plain:80"},
 		{name: "a host port of the same number", on: withPorts, ports: []hostPort{{host: "any:80", to: "pod2:80"}}, in: "remote:5000 > plain:80"},

@@ -101,37 +101,19 @@ func TestToLoopback(t *testing.T) {
 
 func TestHostPortFromContainer(t *testing.T) {
 	ports := []hostPort{{host: "any:8080", to: "pod2:80"}}
+	reaches := func(name, client, host string, ports []hostPort) row {
+		return row{
+			name: name, on: withPorts, ports: ports, in: client + " > " + host, out: "podgw:* > pod2:80", redirect: true,
+			after: hairpin(client, host, "podgw:*", "pod2:80"),
+		}
+	}
 	runRows(t, bpf.ProgFromContainer, []row{
-		{
-			name: "another pod's, on the node's address", on: withPorts, ports: ports,
-			in: "pod:5000 > node:8080", out: "podgw:* > pod2:80", redirect: true,
-			after: hairpin("pod:5000", "node:8080", "podgw:*", "pod2:80"),
-		},
-		{
-			name: "another pod's, on the gateway's address", on: withPorts, ports: ports,
-			in: "pod:5000 > podgw:8080", out: "podgw:* > pod2:80", redirect: true,
-			after: hairpin("pod:5000", "podgw:8080", "podgw:*", "pod2:80"),
-		},
-		{
-			name: "another pod's, on a gateway's address without pods near it", on: withPorts, ports: ports,
-			in: "pod:5000 > podgw2:8080", out: "podgw:* > pod2:80", redirect: true,
-			after: hairpin("pod:5000", "podgw2:8080", "podgw:*", "pod2:80"),
-		},
-		{
-			name: "another pod's, on an exact address", on: withPorts, ports: []hostPort{{host: "node2:8080", to: "pod2:80"}},
-			in: "plain:5000 > node2:8080", out: "podgw:* > pod2:80", redirect: true,
-			after: hairpin("plain:5000", "node2:8080", "podgw:*", "pod2:80"),
-		},
-		{
-			name: "its own", on: withPorts, ports: ports,
-			in: "pod2:5000 > node:8080", out: "podgw:* > pod2:80", redirect: true,
-			after: hairpin("pod2:5000", "node:8080", "podgw:*", "pod2:80"),
-		},
-		{
-			name: "its own, from the target port", on: withPorts, ports: ports,
-			in: "pod2:80 > node:8080", out: "podgw:* > pod2:80", redirect: true,
-			after: hairpin("pod2:80", "node:8080", "podgw:*", "pod2:80"),
-		},
+		reaches("another pod's, on the node's address", "pod:5000", "node:8080", ports),
+		reaches("another pod's, on the gateway's address", "pod:5000", "podgw:8080", ports),
+		reaches("another pod's, on a gateway's address without pods near it", "pod:5000", "podgw2:8080", ports),
+		reaches("another pod's, on an exact address", "plain:5000", "node2:8080", []hostPort{{host: "node2:8080", to: "pod2:80"}}),
+		reaches("its own", "pod2:5000", "node:8080", ports),
+		reaches("its own, from the target port", "pod2:80", "node:8080", ports),
 		{
 			name: "a later segment of a connection whose flows were lost", on: []proto{tcp}, ports: ports,
 			in: "pod:5000 > node:8080", out: "podgw:* > pod2:80", redirect: true,

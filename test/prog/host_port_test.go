@@ -14,73 +14,43 @@ func TestHostPortFromUplink(t *testing.T) {
 
 func hostPortFromUplink() []row {
 	toAny := []hostPort{{host: "any:8080", to: "pod:80"}}
+	bothProtocols := []hostPort{{host: "any:8080", to: "pod:80", proto: tcp}, {host: "any:8080", to: "pod2:53", proto: udp}}
 	const from5000 = "remote:5000 > node:8080"
+
+	served := func(name string, on []proto, host, pod string, ports ...hostPort) row {
+		return row{
+			name: name, on: on, ports: ports, in: "remote:5000 > " + host, out: "remote:5000 > " + pod,
+			after: []flow{dnat("remote:5000", pod, host)},
+		}
+	}
+	// The client's port is free: another flow does not count any more.
+	replaces := func(name string, on []proto, f flow) row {
+		r := served(name, on, "node:8080", "pod:80", toAny...)
+		r.flows = []flow{f}
+		return r
+	}
+	// Another flow has the client's port.
+	beside := func(name string, f flow) row {
+		return row{
+			name: name, on: withPorts, ports: toAny, flows: []flow{f}, in: from5000, out: "remote:* > pod:80",
+			after: []flow{f, dnat("remote:*", "pod:80", "node:8080").by(5000)},
+		}
+	}
 	return []row{
-		{
-			name: "on an exact address", on: withPorts,
-			ports: []hostPort{{host: "node:8080", to: "pod:80"}},
-			in:    from5000, out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
-		},
-		{
-			name: "on any address", on: withPorts, ports: toAny,
-			in: from5000, out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
-		},
-		{
-			name: "on any address, another one", on: withPorts, ports: toAny,
-			in: "remote:5000 > node2:8080", out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node2:8080")},
-		},
-		{
-			name: "on any address, one without a subnet", on: withPorts, ports: toAny,
-			in: "remote:5000 > vip:8080", out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "vip:8080")},
-		},
-		{
-			name: "on any address, one in the pods' subnet", on: withPorts, ports: toAny,
-			in: "remote:5000 > podgw2:8080", out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "podgw2:8080")},
-		},
-		{
-			name: "on any address, one beside others of the host", on: withPorts, ports: toAny,
-			in: "remote:5000 > crowded:8080", out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "crowded:8080")},
-		},
-		{
-			name: "an exact address takes precedence over any", on: withPorts,
-			ports: []hostPort{{host: "any:8080", to: "pod:80"}, {host: "node:8080", to: "pod2:80"}},
-			in:    from5000, out: "remote:5000 > pod2:80",
-			after: []flow{dnat("remote:5000", "pod2:80", "node:8080")},
-		},
-		{
-			name: "any address, with another exact one", on: withPorts,
-			ports: []hostPort{{host: "any:8080", to: "pod:80"}, {host: "node2:8080", to: "pod2:80"}},
-			in:    from5000, out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
-		},
-		{
-			name: "TCP, with UDP on the same port", on: []proto{tcp},
-			ports: []hostPort{{host: "any:8080", to: "pod:80", proto: tcp}, {host: "any:8080", to: "pod2:53", proto: udp}},
-			in:    from5000, out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
-		},
-		{
-			name: "UDP, with TCP on the same port", on: []proto{udp},
-			ports: []hostPort{{host: "any:8080", to: "pod:80", proto: tcp}, {host: "any:8080", to: "pod2:53", proto: udp}},
-			in:    from5000, out: "remote:5000 > pod2:53",
-			after: []flow{dnat("remote:5000", "pod2:53", "node:8080")},
-		},
-		{
-			name: "the same port number in the pod", on: withPorts, ports: []hostPort{{host: "any:80", to: "pod:80"}},
-			in: "remote:5000 > node:80", out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:80")},
-		},
-		{
-			name: "a pod without ipMasq", on: withPorts, ports: []hostPort{{host: "any:8080", to: "plain:80"}},
-			in: from5000, out: "remote:5000 > plain:80",
-			after: []flow{dnat("remote:5000", "plain:80", "node:8080")},
-		},
+		served("on an exact address", withPorts, "node:8080", "pod:80", hostPort{host: "node:8080", to: "pod:80"}),
+		served("on any address", withPorts, "node:8080", "pod:80", toAny...),
+		served("on any address, another one", withPorts, "node2:8080", "pod:80", toAny...),
+		served("on any address, one without a subnet", withPorts, "vip:8080", "pod:80", toAny...),
+		served("on any address, one in the pods' subnet", withPorts, "podgw2:8080", "pod:80", toAny...),
+		served("on any address, one beside others of the host", withPorts, "crowded:8080", "pod:80", toAny...),
+		served("an exact address takes precedence over any", withPorts, "node:8080", "pod2:80",
+			hostPort{host: "any:8080", to: "pod:80"}, hostPort{host: "node:8080", to: "pod2:80"}),
+		served("any address, with another exact one", withPorts, "node:8080", "pod:80",
+			hostPort{host: "any:8080", to: "pod:80"}, hostPort{host: "node2:8080", to: "pod2:80"}),
+		served("TCP, with UDP on the same port", []proto{tcp}, "node:8080", "pod:80", bothProtocols...),
+		served("UDP, with TCP on the same port", []proto{udp}, "node:8080", "pod2:53", bothProtocols...),
+		served("the same port number in the pod", withPorts, "node:80", "pod:80", hostPort{host: "any:80", to: "pod:80"}),
+		served("a pod without ipMasq", withPorts, "node:8080", "plain:80", hostPort{host: "any:8080", to: "plain:80"}),
 		{
 			name: "a known connection", on: withPorts, ports: toAny,
 			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").established().idleFor(20 * time.Second)},
@@ -98,42 +68,13 @@ func hostPortFromUplink() []row {
 				dnat("remote:5000", "pod2:80", "node:8080"),
 			},
 		},
-		{
-			name: "a flow of the address's former owner", on: withPorts, ports: toAny,
-			flows: []flow{dnat("remote:5000", "pod:80", "node:8080").ownedBy(formerOwner).established()},
-			in:    from5000, out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
-		},
-		{
-			name: "a flow by another address of the host", on: withPorts, ports: toAny,
-			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").established()},
-			in:    from5000, out: "remote:* > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node2:8080").established(), dnat("remote:*", "pod:80", "node:8080").by(5000)},
-		},
-		{
-			name: "a flow by another port of the host", on: withPorts, ports: toAny,
-			flows: []flow{dnat("remote:5000", "pod:80", "node:8081").established()},
-			in:    from5000, out: "remote:* > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8081").established(), dnat("remote:*", "pod:80", "node:8080").by(5000)},
-		},
-		{
-			name: "a flow to the pod's own address", on: withPorts, ports: toAny,
-			flows: []flow{dnat("remote:5000", "pod:80", "pod:80").established()},
-			in:    from5000, out: "remote:* > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "pod:80").established(), dnat("remote:*", "pod:80", "node:8080").by(5000)},
-		},
-		{
-			name: "an expired flow by another address of the host", on: withPorts, ports: toAny,
-			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").established().idleFor(6 * day)},
-			in:    from5000, out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
-		},
-		{
-			name: "a flow by another address of the host that has ended", on: []proto{tcp}, ports: toAny,
-			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").with(replied).in(bpf.FlowTimeWait)},
-			in:    from5000, out: "remote:5000 > pod:80",
-			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
-		},
+		beside("a flow by another address of the host", dnat("remote:5000", "pod:80", "node2:8080").established()),
+		beside("a flow by another port of the host", dnat("remote:5000", "pod:80", "node:8081").established()),
+		beside("a flow to the pod's own address", dnat("remote:5000", "pod:80", "pod:80").established()),
+		replaces("a flow of the address's former owner", withPorts, dnat("remote:5000", "pod:80", "node:8080").ownedBy(formerOwner).established()),
+		replaces("an expired flow by another address of the host", withPorts, dnat("remote:5000", "pod:80", "node2:8080").established().idleFor(6*day)),
+		replaces("a flow by another address of the host that has ended", []proto{tcp},
+			dnat("remote:5000", "pod:80", "node2:8080").with(replied).in(bpf.FlowTimeWait)),
 		{
 			name: "a segment, with a flow by another address of the host that has ended", on: []proto{tcp}, ports: toAny,
 			flows: []flow{dnat("remote:5000", "pod:80", "node2:8080").with(replied).in(bpf.FlowTimeWait)},

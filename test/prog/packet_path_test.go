@@ -33,6 +33,15 @@ func TestPacketPaths(t *testing.T) {
 		fromUplink    = bpf.ProgFromUplink
 		toUplink      = bpf.ProgToUplink
 	)
+	// A request, its reply, and another request.
+	byGateway := func(first, pod, reply string) []hop {
+		request := "podgw:* > " + pod
+		return []hop{
+			{program: first, out: request, redirect: true},
+			{program: fromContainer, out: reply, turn: true, redirect: true},
+			{program: first, out: request, turn: true, redirect: true},
+		}
+	}
 	h := newHost(t)
 	for _, tc := range []struct {
 		name   string
@@ -74,29 +83,17 @@ func TestPacketPaths(t *testing.T) {
 		{
 			name: "pod to another pod's host port", on: withPorts, in: "pod:5000 > node:8080",
 			ports: []hostPort{{host: "node:8080", to: "pod2:80"}},
-			hops: []hop{
-				{program: fromContainer, out: "podgw:* > pod2:80", redirect: true},
-				{program: fromContainer, out: "node:8080 > pod:5000", turn: true, redirect: true},
-				{program: fromContainer, out: "podgw:* > pod2:80", turn: true, redirect: true},
-			},
+			hops:  byGateway(fromContainer, "pod2:80", "node:8080 > pod:5000"),
 		},
 		{
 			name: "pod to its own host port", on: withPorts, in: "pod:5000 > node:8080",
 			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
-			hops: []hop{
-				{program: fromContainer, out: "podgw:* > pod:80", redirect: true},
-				{program: fromContainer, out: "node:8080 > pod:5000", turn: true, redirect: true},
-				{program: fromContainer, out: "podgw:* > pod:80", turn: true, redirect: true},
-			},
+			hops:  byGateway(fromContainer, "pod:80", "node:8080 > pod:5000"),
 		},
 		{
 			name: "host to host port", on: withPorts, in: "loopback:5000 > loopback:8080",
 			ports: []hostPort{{host: "any:8080", to: "pod:80"}},
-			hops: []hop{
-				{program: toLoopback, out: "podgw:* > pod:80", redirect: true},
-				{program: fromContainer, out: "loopback:8080 > loopback:5000", turn: true, redirect: true},
-				{program: toLoopback, out: "podgw:* > pod:80", turn: true, redirect: true},
-			},
+			hops:  byGateway(toLoopback, "pod:80", "loopback:8080 > loopback:5000"),
 		},
 		{
 			name: "pod to pod", in: "pod:5000 > pod2:80",

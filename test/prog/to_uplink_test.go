@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -15,61 +16,30 @@ func TestToUplinkMasquerades(t *testing.T) {
 }
 
 func toUplinkMasquerades() []row {
-	return []row{
-		{
-			name:  "a new flow",
-			in:    "pod:4000 > remote:80",
-			out:   "node:* > remote:80",
-			after: []flow{snat("remote:80", "node:*", "pod:4000")},
-		},
-		{
-			name:  "the destination is another host of the uplink's network",
-			in:    "pod:4000 > onlink:80",
-			out:   "node:* > onlink:80",
-			after: []flow{snat("onlink:80", "node:*", "pod:4000")},
-		},
-		{
-			name:  "IP options",
-			only:  "v4",
-			in:    "pod:4000 > remote:80",
-			edit:  func(p *testenv.Packet) { p.Options = "\x94\x04\x00\x00" },
-			out:   "node:* > remote:80",
-			after: []flow{snat("remote:80", "node:*", "pod:4000")},
-		},
-		{
-			name:  "no UDP checksum",
-			on:    []proto{udp},
-			only:  "v4",
-			in:    "pod:4000 > remote:80",
-			edit:  func(p *testenv.Packet) { p.NoChecksum = true },
-			out:   "node:* > remote:80",
-			after: []flow{snat("remote:80", "node:*", "pod:4000")},
-		},
-		{
-			name: "the rest of the packet is unchanged",
-			in:   "pod:4000 > remote:80",
-			edit: func(p *testenv.Packet) {
-				p.TTL, p.TOS, p.Payload = 3, 0x2e, "of an odd length."
-				if p.Src.Is6() {
-					p.FlowLabel = 0xabcde
-				} else {
-					p.DontFragment, p.IPID = true, 77
-				}
-			},
-			out:   "node:* > remote:80",
-			after: []flow{snat("remote:80", "node:*", "pod:4000")},
-		},
-		{
-			name:  "another pod's flow to the same remote is unchanged",
-			flows: []flow{snat("remote:80", "node:5", "pod2:4000").idleFor(10 * time.Second)},
-			in:    "pod:4000 > remote:80",
-			out:   "node:* > remote:80",
-			after: []flow{
-				snat("remote:80", "node:5", "pod2:4000").idleFor(10 * time.Second),
-				snat("remote:80", "node:*", "pod:4000"),
-			},
-		},
+	others := snat("remote:80", "node:5", "pod2:4000").idleFor(10 * time.Second)
+	anything := func(p *testenv.Packet) {
+		p.TTL, p.TOS, p.Payload = 3, 0x2e, "of an odd length."
+		if p.Src.Is6() {
+			p.FlowLabel = 0xabcde
+		} else {
+			p.DontFragment, p.IPID = true, 77
+		}
 	}
+	rows := []row{
+		{name: "a new flow"},
+		{name: "IP options", only: "v4", edit: func(p *testenv.Packet) { p.Options = "\x94\x04\x00\x00" }},
+		{name: "no UDP checksum", on: []proto{udp}, only: "v4", edit: func(p *testenv.Packet) { p.NoChecksum = true }},
+		{name: "the rest of the packet is unchanged", edit: anything},
+		{name: "another pod's flow to the same remote is unchanged", flows: []flow{others}},
+	}
+	for i, r := range rows {
+		rows[i].in, rows[i].out = outgoing, "node:* > remote:80"
+		rows[i].after = append(slices.Clone(r.flows), snat("remote:80", "node:*", "pod:4000"))
+	}
+	return append(rows, row{
+		name: "the destination is another host of the uplink's network", in: "pod:4000 > onlink:80", out: "node:* > onlink:80",
+		after: []flow{snat("onlink:80", "node:*", "pod:4000")},
+	})
 }
 
 func TestToUplinkMasqueradesByAddress(t *testing.T) {
