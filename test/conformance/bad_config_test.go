@@ -12,16 +12,8 @@ import (
 // TestBadConfig calls ADD with an invalid value of each key. The error must name the key and the value, and
 // ADD must leave nothing. The unit tests of plugin/config and ipam have more rows of misspelled keys, ports and ranges.
 func TestBadConfig(t *testing.T) {
-	h := newLoadedHost(t)
-	p := h.pod(t, "c1", dual("1.1.0"))
 	pipe := makePipe(t)
-	before := h.snapshot(t, p.Namespace)
-	for _, test := range []struct {
-		path  string
-		value any
-		code  uint
-		words []string
-	}{
+	wantRefused(t, []badValue{
 		{"cniVersion", "9.0.0", codeIncompatible, []string{"9.0.0"}},
 		{"cniVersion", 1, codeDecoding, []string{"cniVersion"}},
 		{"name", absent, codeInvalidConfig, []string{"name"}},
@@ -87,10 +79,27 @@ func TestBadConfig(t *testing.T) {
 		{"args.cni.mac", "02:00", codeInvalidConfig, []string{"args.cni.mac", "02:00"}},
 		{"prevResult", object{"cniVersion": "1.1.0", "interfaces": list{object{"name": "eth0", "sandbox": "/run/netns/c1"}}}, codeUnsupported, []string{"prevResult", "eth0"}},
 		{"prevResult", "none", codeInvalidConfig, []string{"prevResult", "none"}},
-	} {
-		t.Run(test.path+" "+string(encode(t, test.value)), func(t *testing.T) {
-			p.conf = with(dual("1.1.0"), test.path, test.value)
-			wantError(t, p.try(t, "ADD"), test.code, test.words...)
+	})
+}
+
+// badValue is a value of a key that ADD refuses.
+type badValue struct {
+	path  string
+	value any
+	code  uint
+	words []string // of the error
+}
+
+// wantRefused calls ADD with each of the values, and wants it to leave nothing.
+func wantRefused(t *testing.T, values []badValue) {
+	t.Helper()
+	h := newLoadedHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	before := h.snapshot(t, p.Namespace)
+	for _, bad := range values {
+		t.Run(bad.path+" "+string(encode(t, bad.value)), func(t *testing.T) {
+			p.conf = with(dual("1.1.0"), bad.path, bad.value)
+			wantError(t, p.try(t, "ADD"), bad.code, bad.words...)
 			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
@@ -106,44 +115,30 @@ func makePipe(t *testing.T) string {
 
 // TestBadRuntimeConfig is TestBadConfig for runtimeConfig.
 func TestBadRuntimeConfig(t *testing.T) {
-	h := newLoadedHost(t)
-	p := h.pod(t, "c1", dual("1.1.0"))
-	before := h.snapshot(t, p.Namespace)
 	port := func(key string, value any) list {
 		return list{object{"hostPort": 80, "containerPort": 80}, with(object{"hostPort": 8080, "containerPort": 80}, key, value)}
 	}
 	const second = "portMappings[1]."
-	for _, test := range []struct {
-		key   string
-		value any
-		code  uint
-		words []string
-	}{
-		{"portMappings", "80:80", codeInvalidConfig, []string{"portMappings", "80:80"}},
-		{"portMappings", port("hostPort", absent), codeInvalidConfig, []string{second + "hostPort"}},
-		{"portMappings", port("hostPort", -1), codeInvalidConfig, []string{second + "hostPort", "-1"}},
-		{"portMappings", port("hostPort", "81"), codeInvalidConfig, []string{"portMappings", "hostPort", `"81"`}},
-		{"portMappings", port("containerPort", 65536), codeInvalidConfig, []string{second + "containerPort", "65536"}},
-		{"portMappings", port("protocol", 6), codeInvalidConfig, []string{"portMappings", "protocol", "6"}},
-		{"portMappings", port("hostIP", "192.0.2.1/24"), codeInvalidConfig, []string{second + "hostIP", "192.0.2.1/24"}},
-		{"portMappings", list{object{"hostPort": 80, "containerPort": 80}, object{"hostPort": 80, "containerPort": 80, "protocol": "TCP", "hostIP": "0.0.0.0"}},
+	wantRefused(t, []badValue{
+		{"runtimeConfig.portMappings", "80:80", codeInvalidConfig, []string{"portMappings", "80:80"}},
+		{"runtimeConfig.portMappings", port("hostPort", absent), codeInvalidConfig, []string{second + "hostPort"}},
+		{"runtimeConfig.portMappings", port("hostPort", -1), codeInvalidConfig, []string{second + "hostPort", "-1"}},
+		{"runtimeConfig.portMappings", port("hostPort", "81"), codeInvalidConfig, []string{"portMappings", "hostPort", `"81"`}},
+		{"runtimeConfig.portMappings", port("containerPort", 65536), codeInvalidConfig, []string{second + "containerPort", "65536"}},
+		{"runtimeConfig.portMappings", port("protocol", 6), codeInvalidConfig, []string{"portMappings", "protocol", "6"}},
+		{"runtimeConfig.portMappings", port("hostIP", "192.0.2.1/24"), codeInvalidConfig, []string{second + "hostIP", "192.0.2.1/24"}},
+		{"runtimeConfig.portMappings", list{object{"hostPort": 80, "containerPort": 80}, object{"hostPort": 80, "containerPort": 80, "protocol": "TCP", "hostIP": "0.0.0.0"}},
 			codeInvalidConfig, []string{second + "hostPort", "80", "once"}},
-		{"deviceID", "0000:00:01.0", codeUnsupported, []string{"runtimeConfig.deviceID", "0000:00:01.0"}},
-		{"infinibandGUID", "c2:11:22:33:44:55:66:77", codeUnsupported, []string{"runtimeConfig.infinibandGUID", "c2:11"}},
-		{"mac", "02:00:00:00:00", codeInvalidConfig, []string{"runtimeConfig.mac", "02:00:00:00:00"}},
-		{"mac", "03:00:00:00:00:01", codeInvalidConfig, []string{"runtimeConfig.mac", "03:00:00:00:00:01", "unicast"}},
-		{"mac", "00:00:00:00:00:00", codeInvalidConfig, []string{"runtimeConfig.mac", "00:00:00:00:00:00"}},
-		{"mac", "02:00:00:00:00:00:00:01", codeInvalidConfig, []string{"runtimeConfig.mac", "02:00:00:00:00:00:00:01"}},
-		{"mac", 2, codeInvalidConfig, []string{"runtimeConfig.mac", "2"}},
-		{"ips", "10.88.0.9", codeInvalidConfig, []string{"runtimeConfig.ips", "10.88.0.9"}},
-		{"ipRanges", "10.87.0.0/16", codeInvalidConfig, []string{"runtimeConfig.ipRanges", "10.87.0.0/16"}},
-		{"ipRanges", list{list{object{"subnet": "10.88.0.0/24"}}}, codeInvalidConfig, []string{"ipam.ranges[0][0]", "overlaps"}},
-		{"dns", "192.0.2.53", codeInvalidConfig, []string{"runtimeConfig.dns", "192.0.2.53"}},
-	} {
-		t.Run(test.key+" "+string(encode(t, test.value)), func(t *testing.T) {
-			p.conf = with(dual("1.1.0"), "runtimeConfig."+test.key, test.value)
-			wantError(t, p.try(t, "ADD"), test.code, test.words...)
-			h.wantUnchanged(t, before, p.Namespace)
-		})
-	}
+		{"runtimeConfig.deviceID", "0000:00:01.0", codeUnsupported, []string{"runtimeConfig.deviceID", "0000:00:01.0"}},
+		{"runtimeConfig.infinibandGUID", "c2:11:22:33:44:55:66:77", codeUnsupported, []string{"runtimeConfig.infinibandGUID", "c2:11"}},
+		{"runtimeConfig.mac", "02:00:00:00:00", codeInvalidConfig, []string{"runtimeConfig.mac", "02:00:00:00:00"}},
+		{"runtimeConfig.mac", "03:00:00:00:00:01", codeInvalidConfig, []string{"runtimeConfig.mac", "03:00:00:00:00:01", "unicast"}},
+		{"runtimeConfig.mac", "00:00:00:00:00:00", codeInvalidConfig, []string{"runtimeConfig.mac", "00:00:00:00:00:00"}},
+		{"runtimeConfig.mac", "02:00:00:00:00:00:00:01", codeInvalidConfig, []string{"runtimeConfig.mac", "02:00:00:00:00:00:00:01"}},
+		{"runtimeConfig.mac", 2, codeInvalidConfig, []string{"runtimeConfig.mac", "2"}},
+		{"runtimeConfig.ips", "10.88.0.9", codeInvalidConfig, []string{"runtimeConfig.ips", "10.88.0.9"}},
+		{"runtimeConfig.ipRanges", "10.87.0.0/16", codeInvalidConfig, []string{"runtimeConfig.ipRanges", "10.87.0.0/16"}},
+		{"runtimeConfig.ipRanges", list{list{object{"subnet": "10.88.0.0/24"}}}, codeInvalidConfig, []string{"ipam.ranges[0][0]", "overlaps"}},
+		{"runtimeConfig.dns", "192.0.2.53", codeInvalidConfig, []string{"runtimeConfig.dns", "192.0.2.53"}},
+	})
 }
