@@ -189,14 +189,10 @@ func TestWriteResults(t *testing.T) {
 	r := example(1)
 	r.evaluate()
 	for range 2 {
-		if err := r.write(options{results: file}); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, r.write(options{results: file}))
 	}
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, part := range []string{r.referenceTable(establishedName).String(), r.targetTable().String(), r.scaleTable().String()} {
 		if !strings.Contains(string(text), part) {
 			t.Errorf("not in the results:\n%s\n%s", part, text)

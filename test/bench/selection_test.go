@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // A part of a run sets up only what it measures.
@@ -19,9 +21,7 @@ func TestConcerns(t *testing.T) {
 		{"-scale -only ebpfnet-established -paths pod-pod", 2 + len(allScales())},
 	} {
 		opts, err := parseOptions(strings.Fields(test.args))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		got := slices.DeleteFunc(opts.plan().setups(), func(p plannedSetup) bool { return !opts.concerns(p) })
 		if len(got) != test.want {
 			t.Errorf("%s: %d setups, want %d", test.args, len(got), test.want)

@@ -30,9 +30,7 @@ type eventReader struct {
 func (h *host) newEventReader(t testing.TB) *eventReader {
 	t.Helper()
 	ring, err := ringbuf.NewReader(h.programs.Maps[bpf.MapDropEvents])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	r := &eventReader{h, ring}
 	ring.SetDeadline(time.Unix(1, 0))
 	t.Cleanup(func() {
@@ -111,17 +109,11 @@ func TestDropEvents(t *testing.T) {
 		{"another owner", of(owners["pod3"]), 3, 0, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := h.guard(s, antiSpoof); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.guard(s, antiSpoof))
 			r := h.newEventReader(t)
-			if err := r.enter(tc.reader); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, r.enter(tc.reader))
 			err := h.Do(func() error { return onOneCPU(func() error { return h.drop(frame, tc.sent) }) })
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			events, err := r.read()
 			left, errLeft := r.leftOut(bpf.ReasonAddress)
 			if err := errors.Join(err, errLeft); err != nil || len(events) != tc.told || left != tc.left {
@@ -194,29 +186,19 @@ func TestDropEventsOfRewrite(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(h.reset(), r.enter(bpf.DropReader{Until: forever, Reasons: ^uint64(0), Limit: 100})); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(h.reset(), r.enter(bpf.DropReader{Until: forever, Reasons: ^uint64(0), Limit: 100})))
 	s := scene{addressing: v4, proto: udp}
 	packet := s.packet("remote:5000 > node:8081", false)
 	copy(packet.DstMAC[:], h.uplink.HardwareAddr)
 	frames, err := testenv.Fragment(packet.MustBuild(), 8, 55)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	waiting, err := testenv.Fragment(s.packet(outgoing, false).MustBuild(), 8, 55)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for program, frame := range map[string][]byte{bpf.ProgFromUplink: frames[1], bpf.ProgToUplink: waiting[1]} {
 		verdict, _, err := h.runInside(program, frame)
-		if err := errors.Join(err, checkVerdict(verdict, verdictDrop)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, errors.Join(err, checkVerdict(verdict, verdictDrop)))
 	}
-	if err := h.Netlink().LinkSetDown(uplink); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.Netlink().LinkSetDown(uplink))
 	verdict, _, err := h.runInside(bpf.ProgFromUplink, frames[0])
 	if err := errors.Join(err, checkVerdict(verdict, verdictDrop)); err != nil {
 		t.Error(err)

@@ -102,9 +102,7 @@ func TestEndNumbersAcrossCPUs(t *testing.T) {
 				})
 				err = errors.Join(err, h.on(1, func() error { return h.arrive(conn, tc.end.tcp, tc.end.seq, tc.end.ack) }))
 				got, flowErr := h.onlyFlow()
-				if err := errors.Join(err, flowErr); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(err, flowErr))
 				if got.State != tc.end.state || got.Flags != tc.end.flags {
 					t.Errorf("state is %d with flags %#x, want %d with %#x", got.State, got.Flags, tc.end.state, tc.end.flags)
 				}

@@ -283,9 +283,7 @@ func TestICMPErrorsBesideCachedConnections(t *testing.T) {
 	errorAbout := errorRow{flows: masqueraded, from: "router", about: "node:20000 > remote:80", out: "pod:4000 > remote:80"}
 	eachScene(t, withPorts, func(t *testing.T, s scene) {
 		for _, kind := range errorKinds[s.name] {
-			if err := h.checkFastPath(bpf.ProgFromUplink, s, fast); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.checkFastPath(bpf.ProgFromUplink, s, fast))
 			if err := h.checkError(bpf.ProgFromUplink, s, errorAbout, kind, 16); err != nil {
 				t.Errorf("%+v: %v", kind, err)
 			}

@@ -223,9 +223,7 @@ func (h *host) follow(t *testing.T, s scene, kind bpf.FlowKind, segments []segme
 			true:  {program: bpf.ProgFromUplink, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80"},
 		}
 	}
-	if err := errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)))
 	for i, segment := range segments {
 		step := sides[segment.remote]
 		if segment.remote && segment.tcp == syn && kind == bpf.FlowSNAT {
@@ -240,9 +238,7 @@ func (h *host) follow(t *testing.T, s scene, kind bpf.FlowKind, segments []segme
 			t.Fatalf("segment %d, %+v: %v", i, segment, err)
 		}
 		got, err := h.onlyFlow()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if got.State != segment.state || got.Flags != segment.flags {
 			t.Fatalf("segment %d, %+v: state is %d with flags %#x, want %d with %#x", i, segment, got.State, got.Flags, segment.state, segment.flags)
 		}
@@ -295,12 +291,8 @@ func TestExpiredFlowLosesPort(t *testing.T) {
 					s.star = candidates[0]
 					old := snat("remote:80", "node:*", "pod2:5000").with(tc.old.flags).in(tc.old.tcp).idleFor(idle)
 					old.stream = tc.old.stream
-					if err := h.reset(); err != nil {
-						t.Fatal(err)
-					}
-					if err := h.fill(s, nil, []flow{old}); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, h.reset())
+					testenv.Must(t, h.fill(s, nil, []flow{old}))
 					if got := h.masquerade(t, s, outgoing); got != want {
 						t.Errorf("idle for %s: port is %d, want %d", idle, got, want)
 					}

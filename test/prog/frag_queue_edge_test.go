@@ -23,9 +23,7 @@ func TestQueuedFragmentsExpire(t *testing.T) {
 	r := queueRows[0]
 	eachScene(t, r.on, func(t *testing.T, s scene) {
 		frames, err := h.cutUp(r.program, s, r.in, r, 99)
-		if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)))
 		for _, i := range []int{2, 1, 0} {
 			if _, _, err := h.runInside(r.program, frames[i]); err != nil {
 				t.Fatal(err)
@@ -33,9 +31,7 @@ func TestQueuedFragmentsExpire(t *testing.T) {
 			if i != 2 {
 				continue
 			}
-			if err := h.expireQueue(); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.expireQueue())
 		}
 		if err := wire.expect(frames[:2]); err != nil {
 			t.Error(err)
@@ -55,9 +51,7 @@ func TestEarlyFragmentsFromPods(t *testing.T) {
 	r := fragmentRow{program: bpf.ProgToUplink, in: outgoing, out: "node:* > remote:80"}
 	eachScene(t, nil, func(t *testing.T, s scene) {
 		frames, err := h.cutUp(r.program, s, r.in, r, 99)
-		if err := errors.Join(err, h.reset()); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, errors.Join(err, h.reset()))
 		for _, i := range []int{2, 0} {
 			verdict, _, err := h.runInside(bpf.ProgFromContainer, frames[i])
 			if err := errors.Join(err, checkVerdict(verdict, verdictNext)); err != nil {
@@ -100,9 +94,7 @@ func TestFragmentsWithUnreadableFirst(t *testing.T) {
 		for _, s := range (row{on: []proto{tc.on}, only: tc.only}).scenes() {
 			t.Run(name+" "+s.name, func(t *testing.T) {
 				frames, err := h.cutUp(bpf.ProgFromUplink, s, "remote:5000 > node:8080", fragmentRow{}, 99)
-				if err := errors.Join(err, h.reset()); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(err, h.reset()))
 				for i, frame := range frames {
 					if tc.first != nil && i == 0 {
 						frame = tc.first(s, frame)
@@ -127,9 +119,7 @@ func TestPaddedFirstFragment(t *testing.T) {
 	wire := h.capture(t, queueRows[0].program)
 	s, r := scene{addressing: v4, proto: udp}, queueRows[0]
 	frames, err := h.cutUp(r.program, s, r.in, r, 99)
-	if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)))
 	frames[0] = slices.Concat(frames[0], make([]byte, 16))
 	for _, i := range []int{1, 2, 0} {
 		if _, _, err := h.runInside(r.program, frames[i]); err != nil {
@@ -150,24 +140,16 @@ func TestFragmentedICMPError(t *testing.T) {
 		// With source and destination swapped, the quoted packet has the addresses of the
 		// fragments, but other ports.
 		packet, err := errorRow{}.buildError(s, "router", "node:9999 > remote:9998", errorKinds[s.name][0], 8)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		copy(packet.DstMAC[:], h.uplink.HardwareAddr)
 		packet.Fragmented, packet.MoreFragments, packet.IPID = true, true, 99
 		frames, err := h.cutUp(r.program, s, "remote:5000 > node:8080", r, 99)
-		if err := errors.Join(err, h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, nil)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, errors.Join(err, h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, nil)))
 		want, err := h.cutUp(r.program, s, "remote:5000 > pod2:80", r, 99)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		for i, frame := range [][]byte{frames[0], packet.MustBuild(), frames[1]} {
 			_, result, err := h.runInside(r.program, frame)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if i == 2 && !bytes.Equal(result, want[1]) {
 				t.Errorf("the next fragment is %x, want %x", result, want[1])
 			}
@@ -183,9 +165,7 @@ func TestFragmentedErrorToTheHost(t *testing.T) {
 	for _, s := range (row{on: []proto{udp}}).scenes() {
 		long := errorRow{edit: func(p *testenv.Packet) { p.Payload = strings.Repeat("x", 64) }}
 		packet, err := long.buildError(s, "router", "node:9999 > remote:9998", errorKinds[s.name][0], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		packet.Dst = s.addr("node")
 		copy(packet.DstMAC[:], h.uplink.HardwareAddr)
 		frames, err := testenv.Fragment(packet.MustBuild(), 72, 99)
@@ -200,9 +180,7 @@ func TestFragmentedErrorToTheHost(t *testing.T) {
 			"reversed": {[]int{1, 0}, []uint32{verdictDrop, verdictDrop}},
 		} {
 			t.Run(s.name+" "+name, func(t *testing.T) {
-				if err := h.reset(); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, h.reset())
 				for n, i := range tc.order {
 					verdict, _, err := h.runInside(bpf.ProgFromUplink, frames[i])
 					if err := errors.Join(err, checkVerdict(verdict, tc.verdicts[n]), h.checkCounters("", 0)); err != nil {
@@ -235,14 +213,10 @@ func TestFragmentQueuePlaces(t *testing.T) {
 			t.Run(r.name+" "+f.name, func(t *testing.T) {
 				s := scene{addressing: f, proto: udp}
 				frames, err := h.cutUp(r.program, s, r.in, r, 99)
-				if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)))
 				sent := frames[:1]
 				for i := range places {
-					if err := h.queues(r.program, frames[1+i%2], i+1); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, h.queues(r.program, frames[1+i%2], i+1))
 					sent = append(slices.Clip(sent), frames[1+i%2])
 				}
 				if err := h.queues(r.program, frames[2], places); err != nil {
@@ -260,9 +234,7 @@ func TestFragmentQueuePlaces(t *testing.T) {
 				}
 			})
 		}
-		if err := empty[bpf.FragQueueKey, bpf.QueuedFrag](queue); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, empty[bpf.FragQueueKey, bpf.QueuedFrag](queue))
 	}
 }
 

@@ -122,9 +122,7 @@ func (h *host) capture(t *testing.T, program string) *capture {
 			unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout),
 		)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(func() { unix.Close(c.fd) })
 	return &c
 }
@@ -207,9 +205,7 @@ func TestFragmentsNotQueued(t *testing.T) {
 				if tc.broadcasting {
 					p.DstMAC = testenv.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 				}
-				if err := h.reset(); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, h.reset())
 				frame, want := p.MustBuild(), row{drop: tc.drop}
 				verdict, result, err := h.runInside(tc.program, frame)
 				if tc.queued {
@@ -237,13 +233,9 @@ func TestFragmentIDReused(t *testing.T) {
 	for _, r := range queueRows {
 		for _, s := range (row{on: r.on}).scenes() {
 			t.Run(r.name+" "+s.name+" "+string(s.proto), func(t *testing.T) {
-				if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(h.reset(), h.fill(s, r.ports, r.flows)))
 				frames, err := h.cutUp(r.program, s, r.in, r, 99)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				later := func() error {
 					_, result, err := h.runInside(r.program, frames[1])
 					queued, errRead := contents[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])
@@ -265,9 +257,8 @@ func TestFragmentIDReused(t *testing.T) {
 				for _, value := range former {
 					for age, want := range map[time.Duration]bool{10 * time.Second: false, 40 * time.Second: true} {
 						value.LastSeen = ticks(age)
-						if err := errors.Join(h.putFragment(value), empty[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue])); err != nil {
-							t.Fatal(err)
-						}
+						testenv.Must(t, h.putFragment(value))
+						testenv.Must(t, empty[bpf.FragQueueKey, bpf.QueuedFrag](h.programs.Maps[bpf.MapFragQueue]))
 						if err := later(); (err == nil) != want {
 							t.Errorf("%s after %+v: queued is %t, want %t: %v", age, value, err == nil, want, err)
 						}
@@ -294,9 +285,7 @@ func TestFirstFragmentTooLargeToQueue(t *testing.T) {
 	h := newHost(t)
 	for _, name := range []string{uplinkName, uplinkName + "-peer"} {
 		link, err := h.Netlink().LinkByName(name)
-		if err := errors.Join(err, h.Netlink().LinkSetMTU(link, 9000)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, errors.Join(err, h.Netlink().LinkSetMTU(link, 9000)))
 	}
 	for _, r := range queueRows {
 		wire := h.capture(t, r.program)
@@ -307,9 +296,7 @@ func TestFirstFragmentTooLargeToQueue(t *testing.T) {
 				copy(p.DstMAC[:], h.device(r.program).HardwareAddr)
 				adapt(r.program, &p)
 				frames, err := testenv.Fragment(p.MustBuild(), 1800, 99)
-				if err := errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(err, h.reset(), h.fill(s, r.ports, r.flows)))
 				for _, i := range []int{1, 0} {
 					verdict, _, err := h.runInside(r.program, frames[i])
 					if err := errors.Join(err, checkVerdict(verdict, verdictDrop), h.checkCounters("", 0)); err != nil {

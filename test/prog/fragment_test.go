@@ -219,9 +219,7 @@ func TestInterleavedFragments(t *testing.T) {
 						*frames, errs = all, append(errs, err)
 					}
 				}
-				if err := errors.Join(errs...); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(errs...))
 				for i := range streams[0].from {
 					for _, s := range streams {
 						if i >= len(s.from) || untestable(program, s.from[i]) {

@@ -52,9 +52,7 @@ func seeds(random *rand.Rand) [][]byte {
 // FuzzPackets feeds arbitrary bytes to all programs, with one entry of each kind in the maps.
 func FuzzPackets(f *testing.F) {
 	h := newHost(f)
-	if err := h.prepareFuzz(); err != nil {
-		f.Fatal(err)
-	}
+	testenv.Must(f, h.prepareFuzz())
 	for _, frame := range seeds(rand.New(rand.NewPCG(1, 1))) {
 		f.Add(frame)
 	}
@@ -81,9 +79,7 @@ func TestMutatedPackets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			if err := h.prepareFuzz(); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.prepareFuzz())
 			err := h.Do(func() error {
 				for range rounds {
 					frame := next()

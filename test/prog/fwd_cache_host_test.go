@@ -76,9 +76,7 @@ type tagReader struct {
 func newTagReader(t *testing.T, h *host) tagReader {
 	t.Helper()
 	spec, err := specOfSize(h.programs.Maps[bpf.MapFlowBuckets].MaxEntries())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	program := spec.Programs[bpf.ProgFromContainer]
 	call := asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoCall, Constant: -1}
 	const tcIndex, cb = 44, 48 // in struct __sk_buff
@@ -149,9 +147,7 @@ func newCacheHost(t *testing.T) *cacheHost { return withCacheHost(t, newHost(t))
 func withCacheHost(t *testing.T, h *host) *cacheHost {
 	t.Helper()
 	second, err := h.addVeth("veth2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return &cacheHost{host: h, tags: newTagReader(t, h), devices: map[string]*netlink.LinkAttrs{"pod": h.veth, "pod2": second}}
 }
 

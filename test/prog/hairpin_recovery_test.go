@@ -32,16 +32,10 @@ func TestHairpinRecovery(t *testing.T) {
 		} {
 			for _, s := range (row{on: withPorts}).scenes() {
 				t.Run(client+" "+name+" "+s.name+" "+string(s.proto), func(t *testing.T) {
-					if err := errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)))
 					first, err := h.hop(&s, s.packet(request, false), false, requestHop)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := h.lose(lost...); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, err)
+					testenv.Must(t, h.lose(lost...))
 					verdict, _, err := h.runInside(bpf.ProgFromContainer, replyTo(first).MustBuild())
 					want := row{drop: "no flow"}.verdict()
 					if slices.Contains(lost, bpf.FlowSNAT) { // nobody's, so the stack's
@@ -86,14 +80,10 @@ func TestHairpinNoPort(t *testing.T) {
 	h := newHost(t)
 	h.programs = loadOfSize(t, 1<<14)
 	s := scene{addressing: v4, proto: tcp}
-	if err := errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)))
 	for port := uint16(masqFirst); port <= masqLast; port++ {
 		s.star = port
-		if err := h.fill(s, nil, []flow{snat("pod:80", "podgw:*", "pod2:1")}); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.fill(s, nil, []flow{snat("pod:80", "podgw:*", "pod2:1")}))
 	}
 	frame := s.packet("loopback:5000 > loopback:8080", false).MustBuild()
 	verdict, _, err := h.runInside(bpf.ProgToLoopback, frame)
@@ -122,9 +112,7 @@ func TestHostConnectionOnHostPort(t *testing.T) {
 					defer h.listen(t, tcp, remote).Close() // else the host refuses the connection
 				}
 				socket, err := h.connectFrom(s.proto, local, remote)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				defer socket.Close()
 				if err := h.check(tc.program, s, r); err != nil {
 					t.Error(err)
@@ -182,9 +170,7 @@ func TestHostServerInMasqRange(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout)
 		defer cancel()
 		server, err := h.Listen(ctx, netip.AddrPortFrom(s.addr("node"), 20000))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		defer server.Close()
 		if err := h.check(bpf.ProgFromContainer, s, r); err != nil {
 			t.Error(err)

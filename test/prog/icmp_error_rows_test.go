@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 func TestICMPErrorsIn(t *testing.T) {
@@ -198,9 +199,7 @@ func TestICMPErrorsFromHairpinClient(t *testing.T) {
 					in:    client + ":5000 > " + target, out: "podgw:* > pod2:80", redirect: true,
 					after: hairpin(client+":5000", target, "podgw:*", "pod2:80"),
 				}
-				if err := h.check(program, s, request); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, h.check(program, s, request))
 				key := onlyKey(t, h, bpf.FlowSNAT)
 				s.star = key.LocalPort
 				r := errorRow{
@@ -222,9 +221,7 @@ func TestICMPErrorsFromHairpinClient(t *testing.T) {
 func onlyKey(t *testing.T, h *host, kind bpf.FlowKind) bpf.FlowKey {
 	t.Helper()
 	all, err := h.flows().all()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for key := range all {
 		if key.Kind == kind {
 			return key

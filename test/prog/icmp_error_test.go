@@ -185,18 +185,12 @@ func TestICMPErrorsTruncated(t *testing.T) {
 	} {
 		for _, s := range (row{on: withPorts}).scenes() {
 			t.Run(tc.program+" "+s.name+" "+string(s.proto), func(t *testing.T) {
-				if err := errors.Join(h.reset(), h.fill(s, nil, tc.flows)); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(h.reset(), h.fill(s, nil, tc.flows)))
 				flows, err := h.flows().all()
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				kind, r := errorKinds[s.name][1], errorRow{}
 				whole, err := r.buildError(s, tc.from, tc.about, kind, 1<<16)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				for length := range len(whole.Payload) + 1 {
 					if s.proto == tcp && length == s.headerLen()-etherLen+17 {
 						continue // half a checksum cannot be updated
@@ -210,9 +204,7 @@ func TestICMPErrorsTruncated(t *testing.T) {
 					default:
 						verdict.drop = tc.drop
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, err)
 					packet.Payload, want.Payload = packet.Payload[:length], want.Payload[:length]
 					copy(packet.DstMAC[:], h.device(tc.program).HardwareAddr)
 					want.DstMAC = packet.DstMAC

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // TestNameLengths wants names that the kernel does not truncate: bpftool shows the kernel's.
@@ -177,13 +178,9 @@ func TestLayout(t *testing.T) {
 	} {
 		t.Run(tc.m+" "+tc.what, func(t *testing.T) {
 			var got bytes.Buffer
-			if err := binary.Write(&got, binary.LittleEndian, tc.value); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, binary.Write(&got, binary.LittleEndian, tc.value))
 			want, err := hex.DecodeString(strings.ReplaceAll(tc.want, " ", ""))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if !bytes.Equal(got.Bytes(), want) {
 				t.Errorf("got  %x\nwant %x", got.Bytes(), want)
 			}
@@ -221,9 +218,7 @@ func checkNoHoles(t *testing.T, name string, typ btf.Type) {
 	end := btf.Bits(0)
 	for _, member := range s.Members {
 		size, err := btf.Sizeof(member.Type)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		if member.Offset != end {
 			t.Errorf("%s: padding before %s", name, member.Name)
 		}
@@ -255,9 +250,7 @@ func TestReasonStrings(t *testing.T) {
 func loadSpec(t *testing.T) *ebpf.CollectionSpec {
 	t.Helper()
 	spec, err := newSpec()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return spec
 }
 

@@ -20,12 +20,8 @@ var update = flag.Bool("update", false, "rewrite the running kernel's lines of "
 // TestLoad loads every program, and compares its verifier costs with verified.txt.
 func TestLoad(t *testing.T) {
 	spec, err := newSpec()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, rlimit.RemoveMemlock())
 	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
 		Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats},
 	})
@@ -76,9 +72,7 @@ func wantNoWarning(t *testing.T) {
 func compareVerified(t *testing.T, costs map[string]cost) {
 	t.Helper()
 	version, err := testenv.KernelVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	series := version.String()
 	if *update {
 		if err := renew(series, costs); err != nil {
@@ -87,9 +81,7 @@ func compareVerified(t *testing.T, costs map[string]cost) {
 		return
 	}
 	all, err := parseVerified(verifiedText)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	committed := all[series]
 	if committed == nil {
 		t.Logf("nothing to compare: %s has no kernel %s; %s", verifiedFile, series, renewVerified)
@@ -103,13 +95,9 @@ func compareVerified(t *testing.T, costs map[string]cost) {
 // TestSpec checks the configuration that the loader chooses for this machine.
 func TestSpec(t *testing.T) {
 	spec, err := loader.Spec(loader.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var got bpf.HostConfig
-	if err := spec.Variables[bpf.VarConfig].Get(&got); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, spec.Variables[bpf.VarConfig].Get(&got))
 	ports := 0
 	for _, r := range got.MasqPorts {
 		ports += int(r.Count)

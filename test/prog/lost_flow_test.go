@@ -80,9 +80,7 @@ func lostReplies() []row {
 func TestConnectionFromTargetPort(t *testing.T) {
 	h := newHost(t)
 	eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
-		if err := errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, nil)))
 		step := hop{program: bpf.ProgToUplink, out: "node:* > remote:5000"}
 		p := s.packet("pod:80 > remote:5000", false)
 		for _, flags := range []uint8{testenv.SYN, testenv.ACK, testenv.FIN | testenv.ACK} {
@@ -154,9 +152,7 @@ func TestHostRSTFromSocket(t *testing.T) {
 		} {
 			t.Run(name+" "+s.name, func(t *testing.T) {
 				socket, err := open()
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, err)
 				defer socket.Close()
 				r := row{in: "node:20000 > remote:80", edit: func(p *testenv.Packet) { p.TCPFlags = testenv.RST }}
 				if name == "a socket connected to another remote" {

@@ -150,18 +150,14 @@ func TestMasqueradePort(t *testing.T) {
 
 func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 	candidates := h.candidates(t, s, outgoing)
-	if err := h.reset(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.reset())
 	taken := map[uint16]flow{}
 	if r.flows != nil {
 		taken = r.flows(candidates)
 	}
 	for local, f := range taken {
 		s.star = local
-		if err := h.fill(s, nil, []flow{f}); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.fill(s, nil, []flow{f}))
 	}
 	if r.ports != nil {
 		name := "node"
@@ -169,15 +165,11 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 			name = "any"
 		}
 		for _, s.star = range r.ports(candidates) {
-			if err := h.fill(s, []hostPort{{host: name + ":*", to: "pod2:80"}}, nil); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.fill(s, []hostPort{{host: name + ":*", to: "pod2:80"}}, nil))
 		}
 	}
 	before, err := h.flows().all()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 
 	want, got := r.want(candidates), h.masquerade(t, s, outgoing)
 	if got != want {
@@ -192,9 +184,7 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 	}
 	// No other flow's entry may have changed.
 	after, err := h.flows().all()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	s.star = want
 	own, _ := snat("remote:80", "node:*", "pod:4000").wire(s)
 	delete(before, own)
@@ -217,9 +207,7 @@ func TestMovedFlows(t *testing.T) {
 				s.star = candidates[i]
 				errs = append(errs, h.fill(s, nil, []flow{f}))
 			}
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, errors.Join(errs...))
 		}
 		others, ours := snat("remote:80", "node:*", "pod2:5000"), snat("remote:80", "node:*", "pod:4000")
 		want := func(what string, i int) {
@@ -228,9 +216,7 @@ func TestMovedFlows(t *testing.T) {
 				t.Errorf("%s: port is %d, want %d; candidates are %v", what, got, candidates[i], candidates)
 			}
 		}
-		if err := h.setMoved(0); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.setMoved(0))
 		defer h.setMoved(longAhead)
 		reset(others, others)
 		want("new flow", 2)
@@ -250,9 +236,7 @@ func (h *host) removeFlow(t *testing.T, s scene, port uint16) {
 	t.Helper()
 	s.star = port
 	key, _ := snat("remote:80", "node:*", "pod2:5000").wire(s)
-	if err := h.flows().Delete(key); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.flows().Delete(key))
 }
 
 // masquerade runs to_uplink on a flow's first packet, and returns its masquerading port, or 0 if it was dropped.
@@ -264,16 +248,12 @@ func (h *host) masquerade(t testing.TB, s scene, text string) uint16 {
 func (h *host) masqueradePacket(t testing.TB, s scene, first testenv.Packet) uint16 {
 	t.Helper()
 	verdict, result, err := h.runInside(bpf.ProgToUplink, first.MustBuild())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	if verdict == verdictDrop {
 		return 0
 	}
 	p, err := testenv.Decode(result)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return s.sourcePort(p)
 }
 
@@ -281,9 +261,7 @@ func (h *host) masqueradePacket(t testing.TB, s scene, first testenv.Packet) uin
 // another flow, until none is left.
 func (h *host) candidates(t testing.TB, s scene, text string) []uint16 {
 	t.Helper()
-	if err := h.reset(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.reset())
 	const probes = 64 // MASQ_CANDIDATES; two of them may be the same port
 	var ports []uint16
 	for s.star = h.masquerade(t, s, text); s.star != 0; s.star = h.masquerade(t, s, text) {
@@ -291,9 +269,7 @@ func (h *host) candidates(t testing.TB, s scene, text string) []uint16 {
 			t.Fatalf("candidate %d after %v", s.star, ports)
 		}
 		ports = append(ports, s.star)
-		if err := h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod2:1")}); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod2:1")}))
 	}
 	if len(ports) < probes-4 {
 		t.Fatalf("only %d candidates: %v", len(ports), ports)
@@ -321,9 +297,7 @@ func TestMasqueradeSkipsSockets(t *testing.T) {
 			for _, s := range (row{on: []proto{tcp, udp}}).scenes() {
 				t.Run("flow "+s.name+" "+string(s.proto), func(t *testing.T) {
 					candidates := h.candidates(t, s, outgoing)
-					if err := h.reset(); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, h.reset())
 					socket := h.listen(t, tc.on, netip.AddrPortFrom(s.addr(tc.at), candidates[0]))
 					defer socket.Close()
 					want := candidates[0]
@@ -349,8 +323,6 @@ func (h *host) listen(t *testing.T, p proto, addr netip.AddrPort) (socket io.Clo
 	} else {
 		socket, err = h.ListenPacket(ctx, addr)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return socket
 }

@@ -17,9 +17,7 @@ func TestMasqueradeShare(t *testing.T) {
 	h := newHost(t)
 	h.programs = loadOfSize(t, 1<<14)
 	s := scene{addressing: v4, proto: udp}
-	if err := h.reset(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.reset())
 	open := func(name string, sources int) (ports map[uint16]bool) {
 		ports = map[uint16]bool{}
 		err := h.Do(func() error {
@@ -38,9 +36,7 @@ func TestMasqueradeShare(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		return ports
 	}
 	const all, most = masqLast - masqFirst + 1, 30000
@@ -58,13 +54,9 @@ func TestMasqueradeShare(t *testing.T) {
 func loadOfSize(t *testing.T, buckets uint32) *ebpf.Collection {
 	t.Helper()
 	spec, err := specOfSize(buckets)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	programs, err := ebpf.NewCollection(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(programs.Close)
 	return programs
 }
@@ -76,9 +68,7 @@ func newHostWithoutRoutes(t *testing.T) *host {
 	for _, f := range addressings {
 		h.removeDefaultRoute(t, f)
 	}
-	if err := h.reset(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.reset())
 	return h
 }
 

@@ -46,19 +46,13 @@ func TestMasqSource(t *testing.T) {
 			}
 			eachScene(t, nil, func(t *testing.T, s scene) {
 				key, uplinks := uint32(h.uplink.Index), h.programs.Maps[bpf.MapUplinks]
-				if err := errors.Join(h.reset(), uplinks.Delete(key)); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(h.reset(), uplinks.Delete(key)))
 				if tc.uplink != nil {
-					if err := uplinks.Put(key, tc.uplink); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, uplinks.Put(key, tc.uplink))
 				}
 				frame := s.packet(outgoing, false).MustBuild()
 				verdict, result, err := h.runInside(bpf.ProgToUplink, frame)
-				if err := errors.Join(err, checkVerdict(verdict, row{drop: tc.drop}.verdict()), h.checkCounters(tc.drop, len(frame))); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(err, checkVerdict(verdict, row{drop: tc.drop}.verdict()), h.checkCounters(tc.drop, len(frame))))
 				if p, err := testenv.Decode(result); err != nil || tc.drop == "" && p.Src != s.addr(tc.want) {
 					t.Errorf("source is %s (%v), want %s", p.Src, err, tc.want)
 				}
@@ -95,9 +89,7 @@ func (h *host) preferNode2(t *testing.T, f addressing) {
 	err := h.Netlink().RouteAdd(&netlink.Route{
 		Dst: alone(f.addr("remote")), LinkIndex: h.uplink.Index, Gw: f.addr("gateway").AsSlice(), Src: f.addr("node2").AsSlice(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }
 
 func (h *host) removeDefaultRoute(t *testing.T, f addressing) {
@@ -106,9 +98,7 @@ func (h *host) removeDefaultRoute(t *testing.T, f addressing) {
 	err := h.Netlink().RouteDel(&netlink.Route{
 		Dst: &net.IPNet{IP: any.AsSlice(), Mask: net.CIDRMask(0, any.BitLen())}, Gw: f.addr("gateway").AsSlice(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }
 
 // removeAddrs removes all addresses but link-local ones, which no router would forward, and adds a route to the
@@ -122,20 +112,14 @@ func (h *host) removeAddrs(t *testing.T, f addressing) {
 	for _, link := range []*netlink.LinkAttrs{h.uplink, h.veth} {
 		device := &netlink.Device{LinkAttrs: *link}
 		addrs, err := rtnl.Addresses(h.Netlink(), device, kind)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		for _, addr := range addrs {
 			if addr.IP.IsLinkLocalUnicast() {
 				continue
 			}
-			if err := h.Netlink().AddrDel(device, &addr); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.Netlink().AddrDel(device, &addr))
 		}
 	}
 	route := &netlink.Route{Dst: alone(f.addr("remote")), LinkIndex: h.uplink.Index, Scope: netlink.SCOPE_LINK}
-	if err := h.Netlink().RouteReplace(route); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.Netlink().RouteReplace(route))
 }

@@ -38,16 +38,10 @@ func TestMovedFlowsEnd(t *testing.T) {
 					want = has
 				}
 				candidates := h.candidates(t, s, outgoing)
-				if err := h.reset(); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, h.reset())
 				s.star = candidates[has]
-				if err := h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod:4000")}); err != nil {
-					t.Fatal(err)
-				}
-				if err := h.setMovedTo(moved); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod:4000")}))
+				testenv.Must(t, h.setMovedTo(moved))
 				p := s.packet(outgoing, false)
 				if tc.ack {
 					p.TCPFlags, p.Ack = testenv.ACK, podACK
@@ -69,29 +63,19 @@ func TestMovedFlowsLast(t *testing.T) {
 	defer h.setMoved(longAhead)
 	eachScene(t, withPorts, func(t *testing.T, s scene) {
 		candidates := h.candidates(t, s, outgoing)
-		if err := h.reset(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.reset())
 		for _, s.star = range candidates[:2] {
-			if err := h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod2:1")}); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.fill(s, nil, []flow{snat("remote:80", "node:*", "pod2:1")}))
 		}
 		if s.star = h.masquerade(t, s, outgoing); s.star != candidates[2] {
 			t.Fatalf("port is %d, want %d", s.star, candidates[2])
 		}
 		key, _ := snat("remote:80", "node:*", "pod:4000").wire(s)
 		var entry bpf.Flow
-		if err := h.flows().Lookup(key, &entry); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.flows().Lookup(key, &entry))
 		entry.LastSeen = ticks(10 * time.Second)
-		if err := h.flows().Put(key, entry); err != nil {
-			t.Fatal(err)
-		}
-		if err := h.setMoved(0); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.flows().Put(key, entry))
+		testenv.Must(t, h.setMoved(0))
 		reply := s.packet("remote:80 > node:*", true)
 		copy(reply.DstMAC[:], h.uplink.HardwareAddr)
 		if _, _, err := h.runInside(bpf.ProgFromUplink, reply.MustBuild()); err != nil {
@@ -107,9 +91,7 @@ func TestMovedFlowsLast(t *testing.T) {
 func (h *host) moved(t *testing.T) (n int) {
 	t.Helper()
 	all, err := contents[uint32, bpf.Moved](h.programs.Maps[bpf.MapMovedFlows])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	for _, moved := range all {
 		if moved.Seen != 0 {
 			n++
@@ -126,18 +108,14 @@ func TestClientPortIsKept(t *testing.T) {
 	eachScene(t, []proto{tcp, udp}, func(t *testing.T, s scene) {
 		first := dnat("remote:5000", "pod:80", "node2:8080").established()
 		err := errors.Join(h.reset(), h.setMoved(0), h.fill(s, []hostPort{{host: "any:8080", to: "pod:80"}}, []flow{first}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		clientPort := func() uint16 {
 			t.Helper()
 			p := s.packet("remote:5000 > node:8080", false)
 			isSegment(&p)
 			copy(p.DstMAC[:], h.uplink.HardwareAddr)
 			_, result, err := h.runInside(bpf.ProgFromUplink, p.MustBuild())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, err)
 			if p, err = testenv.Decode(result); err != nil {
 				t.Fatal(err)
 			}
@@ -148,15 +126,11 @@ func TestClientPortIsKept(t *testing.T) {
 			t.Fatalf("port is %d, and %d flows are noted; want another port than 5000, and one note", port, h.moved(t))
 		}
 		key, _ := first.wire(s)
-		if err := h.flows().Delete(key); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.flows().Delete(key))
 		if got := clientPort(); got != port {
 			t.Errorf("port is %d, want %d as before", got, port)
 		}
-		if err := h.setMoved(0); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.setMoved(0))
 		if got := clientPort(); got != 5000 {
 			t.Errorf("port without a note is %d, want 5000", got)
 		}

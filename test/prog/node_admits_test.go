@@ -93,9 +93,7 @@ func TestTunnelAdmitsOneFamily(t *testing.T) {
 		var cluster bpf.Cluster
 		err := h.programs.Maps[bpf.MapCluster].Lookup(uint32(0), &cluster)
 		change(&cluster)
-		if err := errors.Join(err, h.putCluster(cluster)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, errors.Join(err, h.putCluster(cluster)))
 		for _, s := range (row{on: []proto{udp}}).scenes() {
 			want, reason := uint32(verdictNext), ""
 			if s.name == missing {
@@ -159,14 +157,10 @@ func TestTunnelForFreeAddresses(t *testing.T) {
 		for _, f := range addressings {
 			route := &netlink.Route{Dst: alone(f.addr("nopod")), LinkIndex: h.veth.Index, Scope: netlink.SCOPE_LINK}
 			if gateway != "" {
-				if err := h.Netlink().RouteDel(route); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, h.Netlink().RouteDel(route))
 				route = &netlink.Route{Dst: route.Dst, Gw: f.addr(gateway).AsSlice()}
 			}
-			if err := h.Netlink().RouteAdd(route); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.Netlink().RouteAdd(route))
 		}
 	}
 	replace("")

@@ -43,9 +43,7 @@ func (h *host) joinCluster(t *testing.T, remote netip.Addr, mode bpf.NodeMode, t
 	for _, f := range addressings {
 		errs = append(errs, h.putNode(f, remotes[f.name], bpf.Node{Remote: wire(remote), Mtu: nodeMTU, Mode: mode}))
 	}
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(errs...))
 }
 
 // maskedPrefix returns a prefix as address and mask.
@@ -114,9 +112,7 @@ func TestNodesAreNotMasqueraded(t *testing.T) {
 				r.name = name
 				h.runRow(t, program, r)
 			}
-			if err := h.putCluster(bpf.Cluster{}); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.putCluster(bpf.Cluster{}))
 			r := masqueraded("remote:80")
 			r.name = "without a cluster nothing is looked up"
 			h.runRow(t, program, r)
@@ -227,9 +223,7 @@ func TestFastPathToNodes(t *testing.T) {
 					h.encap(t, s.addressing)
 				}
 				if tc.noNodes {
-					if err := empty[bpf.PrefixKey, bpf.Node](h.programs.Maps[bpf.MapNodes]); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, empty[bpf.PrefixKey, bpf.Node](h.programs.Maps[bpf.MapNodes]))
 				}
 				if err := h.checkFastPath(bpf.ProgFromContainer, s, tc.row); err != nil {
 					t.Errorf("%s %s: %v", s.name, s.proto, err)
@@ -334,9 +328,7 @@ func (h *host) encap(t *testing.T, f addressing) {
 			Tunnel: rtnl.Tunnel{ID: nodesVNI, Remote: v4.addr("gateway")},
 		})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 }
 
 // runFromTunnel runs from_uplink on a frame that the tunnel has received from outer; invalid: not by a tunnel.

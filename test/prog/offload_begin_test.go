@@ -248,9 +248,7 @@ func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := newCacheHost(t)
 	eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
-		if err := h.start(s, bpf.FastPathEstablished); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.start(s, bpf.FastPathEstablished))
 		for _, to := range []struct {
 			program, text string
 			receiver      *netlink.LinkAttrs

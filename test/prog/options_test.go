@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // TestIPv6Options inserts IPv6 option headers before TCP, UDP and echo, up to the limits of
@@ -33,15 +34,11 @@ func TestIPv6Options(t *testing.T) {
 		{bpf.ProgFromUplink, row{in: "remote:5000 > node:8080", ports: []hostPort{{host: "any:8080", to: "pod:80"}}, on: withPorts}},
 	} {
 		for _, s := range (row{only: "v6", on: tc.on}).scenes() {
-			if err := h.resetTo(s, tc.row); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.resetTo(s, tc.row))
 			want := h.result(t, tc.program, s.packet(tc.in, false).MustBuild())
 			for _, headers := range [][]header{{{hop, 1}}, {{dest, 6}}, {{dest, 1}, {hop, 1}}, {{dest, 6}, {hop, 6}}} {
 				t.Run(fmt.Sprintf("%s %s %v", tc.program, s.proto, headers), func(t *testing.T) {
-					if err := h.resetTo(s, tc.row); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, h.resetTo(s, tc.row))
 					frame := s.packet(tc.in, false).MustBuild()
 					length := 0
 					for _, header := range headers { // inserts each before the previous ones
@@ -91,12 +88,8 @@ func (h *host) result(t *testing.T, program string, frame []byte) []byte {
 	t.Helper()
 	copy(frame, h.device(program).HardwareAddr)
 	verdict, result, err := h.runInside(program, frame)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := checkVerdict(verdict, verdictNext); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
+	testenv.Must(t, checkVerdict(verdict, verdictNext))
 	return result
 }
 
@@ -117,9 +110,7 @@ func TestTruncated(t *testing.T) {
 			{bpf.ProgFromContainer, "pod2:80 > podgw:20000"},
 			{bpf.ProgToLoopback, "loopback:5000 > loopback:8080"},
 		} {
-			if err := errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, entries)); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, errors.Join(h.reset(), h.fill(s, []hostPort{{host: "any:8080", to: "pod2:80"}}, entries)))
 			packet := s.packet(tc.in, false)
 			copy(packet.DstMAC[:], h.device(tc.program).HardwareAddr)
 			frame := packet.MustBuild()

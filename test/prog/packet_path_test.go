@@ -136,9 +136,7 @@ func TestPacketPaths(t *testing.T) {
 				testenv.Require(t, ingressDevice)
 			}
 			eachScene(t, tc.on, func(t *testing.T, s scene) {
-				if err := errors.Join(h.reset(), h.fill(s, tc.ports, nil)); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Must(t, errors.Join(h.reset(), h.fill(s, tc.ports, nil)))
 				packet, reply := s.packet(tc.in, false), false
 				for i, hop := range tc.hops {
 					if hop.turn {
@@ -208,9 +206,7 @@ func replyTo(p testenv.Packet) testenv.Packet {
 func TestHostPortRetargeted(t *testing.T) {
 	h := newHost(t)
 	eachScene(t, withPorts, func(t *testing.T, s scene) {
-		if err := h.reset(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, h.reset())
 		for _, pod := range []string{"pod", "pod2", "pod"} {
 			err := errors.Join(
 				empty[bpf.HostPortKey, bpf.HostPort](h.programs.Maps[bpf.MapHostPorts]),
@@ -345,9 +341,7 @@ func (h *host) listenUDP(t *testing.T, f addressing, ports []uint16) {
 			socket, err = net.ListenUDP("udp"+f.name[1:], &net.UDPAddr{Port: int(port)})
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.Must(t, err)
 		t.Cleanup(func() { socket.Close() })
 	}
 }

@@ -114,9 +114,8 @@ func TestIngressPolicySCTP(t *testing.T) {
 	h := newHost(t)
 	eachScene(t, []proto{sctp}, func(t *testing.T, s scene) {
 		device := bpf.Device{Owner: owners["pod"], Container: 7, Policy: podPolicy}
-		if err := errors.Join(h.reset(), h.putPolicy(isolated, nil), h.programs.Maps[bpf.MapDevices].Put(uint32(h.veth.Index), device)); err != nil {
-			t.Fatal(err)
-		}
+		devices := h.programs.Maps[bpf.MapDevices]
+		testenv.Must(t, errors.Join(h.reset(), h.putPolicy(isolated, nil), devices.Put(uint32(h.veth.Index), device)))
 		const sent = "pod:4000 > remote:80"
 		for i, edit := range []func(*testenv.Packet){isData, func(*testenv.Packet) {}} {
 			p := s.packet(sent, false)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 var rounds = flag.Int("rounds", 100_000, "random packets of TestRandomPackets for each program")
@@ -69,24 +70,16 @@ type mill struct {
 func newMill(t *testing.T, random *rand.Rand) *mill {
 	t.Helper()
 	spec, err := loader.Spec(loader.Options{MasqPorts: [2]uint16{20000, 20007}, MaxFlows: 1 << 14})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var config bpf.HostConfig
 	variable := spec.Variables[bpf.VarConfig]
-	if err := variable.Get(&config); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, variable.Get(&config))
 	for state := range config.Timeout {
 		config.Timeout[state] = 2 + uint32(state)%3
 	}
-	if err := variable.Set(config); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, variable.Set(config))
 	programs, err := ebpf.NewCollection(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	t.Cleanup(programs.Close)
 	m := &mill{
 		host: newHost(t), random: random, timeouts: config.Timeout[:],
@@ -97,9 +90,7 @@ func newMill(t *testing.T, random *rand.Rand) *mill {
 		hostPorts: map[hostPortID]hostPortTarget{}, asked: map[claimant]bool{}, heard: map[tuple]bool{},
 		speaker: map[tuple]speaker{}, spoke: map[tuple]uint32{}, held: map[tuple]holder{}, living: m.lookup,
 	}
-	if err := errors.Join(m.reset(), m.openPorts()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(m.reset(), m.openPorts()))
 	for _, pod := range []place{placePod, placePod2, placePlain} {
 		m.owner[pod] = owners[placeNames[pod]]
 	}

@@ -134,9 +134,7 @@ func TestLinkLocalAddresses(t *testing.T) {
 	own, other, third := testenv.LinkLocalOf(s.MAC), someLinkLocal, netip.MustParseAddr("febf::1234:5679")
 	for name, first := range map[string][]testenv.Frame{"used": s.LinkLocal(other)[:1], "probed": s.LinkLocal(other)[2:]} {
 		t.Run(name, func(t *testing.T) {
-			if err := h.guard(s, antiSpoof); err != nil {
-				t.Fatal(err)
-			}
+			testenv.Must(t, h.guard(s, antiSpoof))
 			for _, step := range []struct {
 				frames []testenv.Frame
 				passes bool
@@ -255,9 +253,7 @@ func mayHaveNoSource(packet []byte) bool {
 func FuzzAntiSpoof(f *testing.F) {
 	h := newHost(f)
 	s := h.sender()
-	if err := h.guard(s, antiSpoof); err != nil {
-		f.Fatal(err)
-	}
+	testenv.Must(f, h.guard(s, antiSpoof))
 	for _, frame := range append(s.Hostile(), s.Legal()...) {
 		f.Add(frame.Bytes)
 	}
@@ -294,9 +290,7 @@ func TestMutatedSpoofs(t *testing.T) {
 	)
 	h := newHost(t)
 	s := h.sender()
-	if err := h.guard(s, antiSpoof); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, h.guard(s, antiSpoof))
 	random := rand.New(rand.NewPCG(seed, 0))
 	corpus := slices.Concat(s.Hostile(), s.Legal(), s.ToBridges())
 	addrs := [][]byte{s.Addr4.AsSlice(), s.Other4.AsSlice(), s.Addr6.AsSlice(), s.Other6.AsSlice(), s.Gateway4.AsSlice(), make([]byte, 16)}

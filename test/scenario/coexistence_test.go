@@ -39,9 +39,7 @@ func nft(t *testing.T, in *testenv.Namespace, commands string) (out string) {
 	requireTool(t, "nft", "nftables")
 	commands = strings.NewReplacer("}", "\n}\n").Replace(commands) // nft wants a newline after each block
 	out, err := in.Run(testenv.Context(t), "nft", commands)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	return out
 }
 

@@ -250,9 +250,7 @@ func TestConntrackSeesResets(t *testing.T) {
 					opener := at(p.clientAddr, plain(client.LocalAddr()).Port())
 					usesBeforeQuiet["requests"](t, client, server)
 					end := []net.Conn{client, server}[i].(*net.TCPConn)
-					if err := errors.Join(end.SetLinger(0), end.Close()); err != nil {
-						t.Fatal(err)
-					}
+					testenv.Must(t, errors.Join(end.SetLinger(0), end.Close()))
 					testenv.Eventually(t, "conntrack to see the reset of "+opener.String(), func() error {
 						if known := n.tracked(t, opener); known != nil && stateOf(known) != tcpClose {
 							return fmt.Errorf("state: got %d, want %d", stateOf(known), tcpClose)
@@ -349,9 +347,7 @@ func send(t *testing.T, from, to net.Conn, text string) {
 		_, err := io.WriteString(from, text)
 		sent <- err
 	}()
-	if err := to.SetReadDeadline(time.Now().Add(testenv.Timeout)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, to.SetReadDeadline(time.Now().Add(testenv.Timeout)))
 	_, err := io.ReadFull(to, make([]byte, len(text)))
 	if err = errors.Join(err, <-sent); err != nil {
 		t.Fatal(err)
@@ -363,17 +359,11 @@ func (n *network) setEstablishedTimeout(t *testing.T) int {
 	t.Helper()
 	const name = "net/netfilter/nf_conntrack_tcp_timeout_established"
 	before, err := n.node().Sysctl(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	timeout, err := strconv.Atoi(before)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	timeout += 1000
-	if err := n.node().SetSysctl(name, strconv.Itoa(timeout)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, n.node().SetSysctl(name, strconv.Itoa(timeout)))
 	return timeout
 }
 
