@@ -2,7 +2,6 @@ package main
 
 import (
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -191,8 +190,7 @@ func TestWriteResults(t *testing.T) {
 	for range 2 {
 		testenv.Must(t, r.write(options{results: file}))
 	}
-	text, err := os.ReadFile(file)
-	testenv.Must(t, err)
+	text := testenv.ReadFile(t, file)
 	for _, part := range []string{r.referenceTable(establishedName).String(), r.targetTable().String(), r.scaleTable().String()} {
 		if !strings.Contains(string(text), part) {
 			t.Errorf("not in the results:\n%s\n%s", part, text)

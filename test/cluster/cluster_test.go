@@ -358,8 +358,7 @@ func (n *node) addPod() {
 
 func (n *node) addPodNamed(id string) {
 	n.t.Helper()
-	content, err := os.ReadFile(n.conflist())
-	testenv.Must(n.t, err)
+	content := testenv.ReadFile(n.t, n.conflist())
 	n.runtime = testenv.NewRuntime(n.t, n.Namespace, content, n.binDir())
 	n.pod = n.runtime.AddPod(n.t, id, nil)
 }

@@ -40,8 +40,7 @@ func agentImage(t *testing.T) image {
 	}
 	files := map[string][]byte{}
 	for _, name := range []string{"./cmd/ebpfnet", "./cmd/ebpfnet-ipam", "github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node"} {
-		content, err := os.ReadFile(testenv.Build(t, name))
-		testenv.Must(t, err)
+		content := testenv.ReadFile(t, testenv.Build(t, name))
 		files[filepath.Base(name)] = content
 	}
 	return image{files: files, entrypoint: []string{"/ebpfnet-node"}}

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"bytes"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -22,9 +21,7 @@ const manifests = "../../cmd/ebpfnet-node/manifests/"
 // documents returns the documents of a manifest.
 func documents(t *testing.T, name string) [][]byte {
 	t.Helper()
-	content, err := os.ReadFile(manifests + name)
-	testenv.Must(t, err)
-	return bytes.Split(content, []byte("\n---\n"))
+	return bytes.Split(testenv.ReadFile(t, manifests+name), []byte("\n---\n"))
 }
 
 // decode reads a document, in which Kubernetes must know all fields.

@@ -22,8 +22,7 @@ const (
 func report(t *testing.T, dir string, rows []scaleRow) {
 	t.Helper()
 	file := filepath.Join(dir, "SCALE.md")
-	text, err := os.ReadFile(file)
-	testenv.Must(t, err)
+	text := testenv.ReadFile(t, file)
 	head, rest, found := strings.Cut(string(text), figuresBegin)
 	_, tail, foundEnd := strings.Cut(rest, figuresEnd)
 	if !found || !foundEnd {
@@ -35,10 +34,8 @@ func report(t *testing.T, dir string, rows []scaleRow) {
 
 func conditions(t *testing.T) string {
 	t.Helper()
-	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	testenv.Must(t, err)
-	load, err := os.ReadFile("/proc/loadavg")
-	testenv.Must(t, err)
+	release := testenv.ReadFile(t, "/proc/sys/kernel/osrelease")
+	load := testenv.ReadFile(t, "/proc/loadavg")
 	kernel, _, _ := strings.Cut(strings.TrimSpace(string(release)), "-")
 	return fmt.Sprintf("Linux %s, %d CPUs, %s; load in the end %s, of which the test's API server is a part.\n",
 		kernel, runtime.NumCPU(), time.Now().UTC().Format(time.DateOnly), strings.Fields(string(load))[0])

@@ -204,8 +204,7 @@ func (a *agent) proc(file string) string { return fmt.Sprintf("/proc/%d/%s", a.P
 // peak returns the most memory since begin.
 func (a *agent) peak(t *testing.T) int64 {
 	t.Helper()
-	status, err := os.ReadFile(a.proc("status"))
-	testenv.Must(t, err)
+	status := testenv.ReadFile(t, a.proc("status"))
 	_, rest, _ := strings.Cut(string(status), "VmHWM:")
 	kibibytes, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
 	testenv.Must(t, err)
@@ -218,8 +217,7 @@ func (a *agent) cpuTime(t *testing.T) (total time.Duration) {
 	threads, err := filepath.Glob(a.proc("task/*/schedstat"))
 	testenv.Must(t, err)
 	for _, thread := range threads {
-		text, err := os.ReadFile(thread)
-		testenv.Must(t, err)
+		text := testenv.ReadFile(t, thread)
 		nanoseconds, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
 		testenv.Must(t, err)
 		total += time.Duration(nanoseconds)

@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"testing"
@@ -34,8 +33,7 @@ func TestAddCost(t *testing.T) {
 	traced := func(t *testing.T, n int) (calls int) {
 		h.wrapPlugin(t, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=bpf,sendto,execve,%%file "$1"`, trace))
 		h.pod(t, fmt.Sprint("c", n), withMapping(n)).add(t)
-		text, err := os.ReadFile(trace)
-		testenv.Must(t, err)
+		text := testenv.ReadFile(t, trace)
 		for _, bad := range forbiddenInADD {
 			if found := bad.Find(text); found != nil {
 				t.Errorf("system calls of ADD: got %.100q, want none like %s", found, bad)

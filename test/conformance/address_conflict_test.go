@@ -112,7 +112,7 @@ func TestSysctlGone(t *testing.T) {
 					testenv.Must(t, h.Node.SetSysctl("net/ipv6/conf/"+name, value))
 				}
 				p.add(t)
-				hasFailed = strings.Contains(string(readFile(t, trace)), "INJECTED")
+				hasFailed = strings.Contains(string(testenv.ReadFile(t, trace)), "INJECTED")
 			}
 		})
 	}

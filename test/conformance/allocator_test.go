@@ -103,8 +103,7 @@ func TestAllocationCost(t *testing.T) {
 			trace := filepath.Join(t.TempDir(), "trace")
 			traced := wrapped(t, path, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=%%file,getdents64 "$1"`, trace))
 			a.mustCall(t, traced, verb, "c1")
-			calls, err := os.ReadFile(trace)
-			testenv.Must(t, err)
+			calls := testenv.ReadFile(t, trace)
 			costs[n][verb] += strings.Count(string(calls), a.dir)
 		}
 	}

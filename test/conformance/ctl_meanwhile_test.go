@@ -23,8 +23,7 @@ func (h *host) ctlMeanwhile(t *testing.T, do func(), args ...string) (exit int, 
 	if err != nil || len(files) != 1 {
 		t.Fatalf("records: got %q (%v), want one", files, err)
 	}
-	text, err := os.ReadFile(files[0])
-	testenv.Must(t, err)
+	text := testenv.ReadFile(t, files[0])
 	fifo := files[0] + ".fifo"
 	testenv.Must(t, unix.Mkfifo(fifo, 0o600))
 	testenv.Must(t, os.Rename(fifo, files[0]))

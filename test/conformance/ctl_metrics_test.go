@@ -66,8 +66,7 @@ func TestCtlMetricsCost(t *testing.T) {
 		if _, err := h.Node.Run(testenv.Context(t), "strace", args...); err != nil {
 			t.Fatal(err)
 		}
-		text, err := os.ReadFile(trace)
-		testenv.Must(t, err)
+		text := testenv.ReadFile(t, trace)
 		return len(systemCall.FindAll(text, -1))
 	}
 	pod := func(n int) { h.pod(t, fmt.Sprint("c", n), with(dual("1.1.0"), "maxFlows", 2*manyFlows)).add(t) }
@@ -144,7 +143,7 @@ func TestDashboardAndAlerts(t *testing.T) {
 			List []struct{ Name, Definition string }
 		}
 	}
-	if err := json.Unmarshal(readFile(t, metricFiles+"dashboard.json"), &dashboard); err != nil || len(dashboard.Panels) < 10 {
+	if err := json.Unmarshal(testenv.ReadFile(t, metricFiles+"dashboard.json"), &dashboard); err != nil || len(dashboard.Panels) < 10 {
 		t.Fatalf("dashboard.json: got %d panels (%v)", len(dashboard.Panels), err)
 	}
 	for _, panel := range dashboard.Panels {
@@ -185,7 +184,7 @@ func newExported(t *testing.T) *exported {
 	file := filepath.Join(dir, "ebpfnet.prom")
 	mustCtl(t, h, "metrics", "--containers", "--flows", "--conf-dir", dir, "--textfile", file)
 	textParser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := textParser.TextToMetricFamilies(strings.NewReader(string(readFile(t, file))))
+	families, err := textParser.TextToMetricFamilies(strings.NewReader(string(testenv.ReadFile(t, file))))
 	testenv.Must(t, err)
 	x := &exported{map[string]dto.MetricType{}, map[string]map[string]bool{}, map[string]bool{}, 0}
 	for reason := range bpf.ReasonMax { // a host exports those that have occurred

@@ -19,9 +19,7 @@ func installIPAMScript(t *testing.T, name, script string) (dir string, verbs fun
 	text := "#!/bin/sh\nprintf '%s ' \"$CNI_COMMAND\" >>" + log + "\n" + script + "\n"
 	testenv.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 	return dir, func() string {
-		text, err := os.ReadFile(log)
-		testenv.Must(t, err)
-		return strings.TrimSpace(string(text))
+		return strings.TrimSpace(string(testenv.ReadFile(t, log)))
 	}
 }
 

@@ -70,8 +70,7 @@ func TestForeignConfigs(t *testing.T) {
 				wantSuccess(t, p.try(t, "CHECK"), "")
 			}
 			p.del(t)
-			text, err := os.ReadFile(file)
-			testenv.Must(t, err)
+			text := testenv.ReadFile(t, file)
 			wantKeys(t, string(text), "level=WARN", test.ignored)
 			wantKeys(t, string(text), "level=INFO msg=\"left", test.left)
 		})

@@ -296,8 +296,7 @@ func TestGCDeletesTogether(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "trace")
 	h.wrapPlugin(t, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=sendto "$1"`, trace))
 	h.gc(t, withKey(dual("1.1.0"), currentKey, attachments("live")))
-	text, err := os.ReadFile(trace)
-	testenv.Must(t, err)
+	text := testenv.ReadFile(t, trace)
 	if got := strings.Count(string(text), "RTM_DELLINK"); got != 1 {
 		t.Errorf("requests to delete devices: got %d, want 1", got)
 	}

@@ -123,6 +123,6 @@ func copyOfThis(t *testing.T, name string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
 	testenv.Must(t, os.Chmod(filepath.Dir(filepath.Dir(path)), 0o755)) // for any user
-	testenv.Must(t, os.WriteFile(path, readFile(t, "/proc/self/exe"), 0o755))
+	testenv.Must(t, os.WriteFile(path, testenv.ReadFile(t, "/proc/self/exe"), 0o755))
 	return path
 }

@@ -69,8 +69,7 @@ func TestLog(t *testing.T) {
 
 func wantLog(t *testing.T, file string, has, lacks []string) {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	testenv.Must(t, err)
+	text := testenv.ReadFile(t, file)
 	for _, words := range has {
 		if !strings.Contains(string(text), words) {
 			t.Errorf("log: want %q in:\n%s", words, text)

@@ -23,11 +23,11 @@ const (
 // exampleConflist returns the network configuration list that users copy.
 func exampleConflist(t *testing.T) []byte {
 	t.Helper()
-	return readFile(t, repository+"/cmd/ebpfnet/example.conflist")
+	return testenv.ReadFile(t, repository+"/cmd/ebpfnet/example.conflist")
 }
 
 func TestREADMEShowsExample(t *testing.T) {
-	if block := "```json\n" + string(exampleConflist(t)) + "```\n"; !strings.Contains(string(readFile(t, readme)), block) {
+	if block := "```json\n" + string(exampleConflist(t)) + "```\n"; !strings.Contains(string(testenv.ReadFile(t, readme)), block) {
 		t.Errorf("%s does not show cmd/ebpfnet/example.conflist:\n%s", readme, block)
 	}
 }
@@ -35,7 +35,7 @@ func TestREADMEShowsExample(t *testing.T) {
 func TestREADMEIsShort(t *testing.T) {
 	const maxLines, maxColumns = 130, 120
 
-	lines := strings.Split(strings.TrimSpace(string(readFile(t, readme))), "\n")
+	lines := strings.Split(strings.TrimSpace(string(testenv.ReadFile(t, readme))), "\n")
 	if len(lines) > maxLines {
 		t.Errorf("%s has %d lines, want at most %d", readme, len(lines), maxLines)
 	}
@@ -60,7 +60,7 @@ var relativeLink = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
 // TestREADMELinks requires that links between documents lead to files and to sections that exist.
 func TestREADMELinks(t *testing.T) {
 	for _, file := range documents() {
-		for _, match := range relativeLink.FindAllStringSubmatch(string(readFile(t, file)), -1) {
+		for _, match := range relativeLink.FindAllStringSubmatch(string(testenv.ReadFile(t, file)), -1) {
 			target := file
 			if match[1] != "" {
 				target = filepath.Join(filepath.Dir(file), match[1])
@@ -103,7 +103,7 @@ func TestREADMECommands(t *testing.T) {
 	code := map[string]string{} // of the tests
 	err := filepath.WalkDir(repository, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, "_test.go") {
-			code[path] = string(readFile(t, path))
+			code[path] = string(testenv.ReadFile(t, path))
 		}
 		return err
 	})
@@ -119,7 +119,7 @@ func TestREADMECommands(t *testing.T) {
 			if test == listed {
 				checkCommands(t, name, blocks[i], code)
 			} else if test == byHand {
-				if !strings.Contains(string(readFile(t, file)), "## "+byHand) {
+				if !strings.Contains(string(testenv.ReadFile(t, file)), "## "+byHand) {
 					t.Errorf("%s: it does not say what was run", name)
 				}
 			} else if !slices.ContainsFunc(slices.Collect(maps.Values(code)), func(text string) bool {
@@ -140,7 +140,7 @@ var (
 // checkCommands wants the targets of make and the tests in a block to exist.
 func checkCommands(t *testing.T, name, block string, code map[string]string) {
 	t.Helper()
-	makefile := string(readFile(t, repository+"/Makefile"))
+	makefile := string(testenv.ReadFile(t, repository+"/Makefile"))
 	found := 0
 	for _, match := range makeTarget.FindAllStringSubmatch(block, -1) {
 		for target := range strings.FieldsSeq(match[1]) {
@@ -193,16 +193,9 @@ var (
 func anchors(t *testing.T, file string) []string {
 	t.Helper()
 	var names []string
-	for _, match := range heading.FindAllStringSubmatch(string(readFile(t, file)), -1) {
+	for _, match := range heading.FindAllStringSubmatch(string(testenv.ReadFile(t, file)), -1) {
 		name := notInAnchor.ReplaceAllString(strings.ToLower(match[1]), "")
 		names = append(names, strings.ReplaceAll(name, " ", "-"))
 	}
 	return names
-}
-
-func readFile(t *testing.T, path string) []byte {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	testenv.Must(t, err)
-	return content
 }

@@ -55,8 +55,7 @@ func compareGolden(t *testing.T, name string, stdout []byte) {
 		testenv.Must(t, os.WriteFile(path, append(text.Bytes(), '\n'), 0o644))
 		return
 	}
-	golden, err := os.ReadFile(path)
-	testenv.Must(t, err)
+	golden := testenv.ReadFile(t, path)
 	if err := json.Unmarshal(golden, &want); err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}
@@ -98,8 +97,7 @@ func TestResultKeys(t *testing.T) {
 		{"1.1.0", []string{`"interfaces"`, `"interface": 1`, `"mtu"`}, []string{`"version":`}},
 	} {
 		t.Run(test.version, func(t *testing.T) {
-			golden, err := os.ReadFile(filepath.Join("testdata", "result-"+test.version+"-dual.json"))
-			testenv.Must(t, err)
+			golden := testenv.ReadFile(t, filepath.Join("testdata", "result-"+test.version+"-dual.json"))
 			for _, word := range append(test.has, `"cniVersion": "`+test.version+`"`) {
 				if !strings.Contains(string(golden), word) {
 					t.Errorf("result: want %s in %s", word, golden)

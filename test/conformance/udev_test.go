@@ -53,8 +53,7 @@ func (h *host) startUdevd(t *testing.T) (runs string) {
 	dir := t.TempDir()
 	runs = filepath.Join(dir, "runs")
 	script := "#!/bin/sh\necho \"$INTERFACE\" >>" + runs + "\nexec " + testenv.Build(t, "./cmd/ebpfnetctl") + " \"$@\"\n"
-	rules, err := os.ReadFile("../../cmd/ebpfnetctl/hooks/90-ebpfnet.rules")
-	testenv.Must(t, err)
+	rules := testenv.ReadFile(t, "../../cmd/ebpfnetctl/hooks/90-ebpfnet.rules")
 	t.Cleanup(func() { os.RemoveAll("/run/udev") })
 	testenv.Must(t, errors.Join(
 		os.WriteFile(filepath.Join(dir, "ebpfnetctl"), []byte(script), 0o755),

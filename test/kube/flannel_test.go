@@ -35,8 +35,7 @@ func TestFlannel(t *testing.T) {
 	c.testPodToPod()
 	old := c.web()
 
-	page, err := os.ReadFile("../../cmd/ebpfnet-node/manifests/FLANNEL.md")
-	testenv.Must(t, err)
+	page := testenv.ReadFile(t, "../../cmd/ebpfnet-node/manifests/FLANNEL.md")
 	dir := t.TempDir()
 	c.writeOverlay(dir, string(page))
 	testenv.Must(t, os.WriteFile(filepath.Join(dir, "kube-flannel.yml"), []byte(manifest), 0o600))
@@ -118,8 +117,7 @@ func (c *cluster) writeOverlay(dir, page string) {
 // flannelManifest returns flannel's own manifest with this cluster's pod network.
 func (c *cluster) flannelManifest() string {
 	c.t.Helper()
-	manifest, err := os.ReadFile(binary(c.t, flannelDir+"/kube-flannel.yml"))
-	testenv.Must(c.t, err)
+	manifest := testenv.ReadFile(c.t, binary(c.t, flannelDir+"/kube-flannel.yml"))
 	network := ""
 	for _, f := range families {
 		if strings.Contains(f.pods, ":") {
@@ -134,8 +132,7 @@ func (c *cluster) flannelManifest() string {
 // flannelImages are those of its manifest: flanneld with iptables, and the plugin.
 func flannelImages(t *testing.T) (images []image) {
 	t.Helper()
-	manifest, err := os.ReadFile(binary(t, flannelDir+"/kube-flannel.yml"))
-	testenv.Must(t, err)
+	manifest := testenv.ReadFile(t, binary(t, flannelDir+"/kube-flannel.yml"))
 	files := map[string]string{"opt/bin/flanneld": binary(t, "flannel"), "flannel": binary(t, flannelDir+"/flannel"), "bin/cp": busybox}
 	maps.Copy(files, withLibraries(t, binary(t, "flannel")))
 	for _, name := range []string{"iptables", "iptables-restore", "ip6tables", "ip6tables-restore"} {

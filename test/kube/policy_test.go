@@ -16,8 +16,7 @@ import (
 // TestNetworkPolicy runs kube-network-policies beside the agent: it judges the connections of pods on one node and on two.
 func TestNetworkPolicy(t *testing.T) {
 	const name = "kube-network-policies"
-	manifest, err := os.ReadFile(binary(t, name+".yaml"))
-	testenv.Must(t, err)
+	manifest := testenv.ReadFile(t, binary(t, name+".yaml"))
 	_, tag, _ := strings.Cut(string(manifest), "image: ")
 	tag, _, _ = strings.Cut(tag, "\n")
 	c := newCluster(t)
@@ -97,8 +96,7 @@ func TestClusterNetworkPolicy(t *testing.T) {
 	if err := cmd.Run(); err != nil {
 		t.Errorf("%v: see %s", err, output.Name())
 	}
-	lines, err := os.ReadFile(output.Name())
-	testenv.Must(t, err)
+	lines := testenv.ReadFile(t, output.Name())
 	counts, table := map[string]int{}, "| test | result | time |\n|---|---|---|\n"
 	for _, test := range regexp.MustCompile(`(?m)^ {4}--- ([A-Z]+): TestConformance/(\w+) \((.*)\)$`).FindAllStringSubmatch(string(lines), -1) {
 		counts[test[1]]++

@@ -69,8 +69,7 @@ func TestUp(t *testing.T) {
 	c.startDNS()
 	t.Log("installing the agent")
 	c.startAgents()
-	kubeconfig, err := os.ReadFile(c.admin)
-	testenv.Must(t, err)
+	kubeconfig := testenv.ReadFile(t, c.admin)
 	here := strings.Replace(string(kubeconfig), apiURL(), "https://"+c.publish(stop, listener), 1)
 	for name, content := range map[string]string{"kubeconfig": here, "node": c.nodeScript()} {
 		testenv.Must(t, os.WriteFile(filepath.Join(*upDir, name), []byte(content), 0o700))

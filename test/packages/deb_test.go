@@ -117,7 +117,7 @@ func TestUnitsCommands(t *testing.T) {
 	h.run(t, h.dpkg(t, "-i", deb(t, "present")))
 	h.run(t, []string{"mkdir", "-p", collected})
 	for _, unit := range []string{"ebpfnet-load", "ebpfnet-metrics"} {
-		text := string(readFile(t, h.root+"/usr/lib/systemd/system/"+unit+".service"))
+		text := string(testenv.ReadFile(t, h.root+"/usr/lib/systemd/system/"+unit+".service"))
 		capabilities := "-all"
 		for name := range strings.FieldsSeq(setting(t, text, "CapabilityBoundingSet")) {
 			capabilities += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
@@ -126,7 +126,7 @@ func TestUnitsCommands(t *testing.T) {
 			"env", "TEXTFILE=" + collected + "/ebpfnet.prom", "sh", "-c", setting(t, text, "ExecStart")})
 	}
 	h.run(t, []string{"ebpfnetctl", "status"})
-	if metrics := readFile(t, h.root+collected+"/ebpfnet.prom"); !strings.Contains(string(metrics), "ebpfnet_datapath_loaded 1") {
+	if metrics := testenv.ReadFile(t, h.root+collected+"/ebpfnet.prom"); !strings.Contains(string(metrics), "ebpfnet_datapath_loaded 1") {
 		t.Errorf("metrics: got %s, want a loaded datapath", metrics)
 	}
 	h.run(t, []string{"dpkg", "--remove", "ebpfnet"})
@@ -189,7 +189,7 @@ func repack(t *testing.T, deb string, edit func(dir string)) string {
 // replace replaces text, which must occur, in a file.
 func replace(t *testing.T, file, from, to string) {
 	t.Helper()
-	content := string(readFile(t, file))
+	content := string(testenv.ReadFile(t, file))
 	if !strings.Contains(content, from) {
 		t.Fatalf("%s: %q not found in %s", file, from, content)
 	}

@@ -122,8 +122,7 @@ func wantWords(t *testing.T, command []string, output string, words []string) {
 func (h *host) dpkg(t *testing.T, verb, file string) []string {
 	t.Helper()
 	name := filepath.Base(file)
-	content := readFile(t, file)
-	testenv.Must(t, os.WriteFile("/run/"+name, content, 0o644))
+	testenv.Must(t, os.WriteFile("/run/"+name, testenv.ReadFile(t, file), 0o644))
 	t.Cleanup(func() { os.Remove("/run/" + name) })
 	return []string{"dpkg", verb, "/run/" + name}
 }
@@ -131,7 +130,7 @@ func (h *host) dpkg(t *testing.T, verb, file string) []string {
 // runtime returns a container runtime that uses the installed plugin and the example that was installed.
 func (h *host) runtime(t *testing.T, plugins string) *testenv.Runtime {
 	t.Helper()
-	example := readFile(t, h.root+"/usr/share/doc/ebpfnet/examples/10-ebpfnet.conflist")
+	example := testenv.ReadFile(t, h.root+"/usr/share/doc/ebpfnet/examples/10-ebpfnet.conflist")
 	return testenv.NewRuntime(t, h.Node, example, h.root+plugins)
 }
 

@@ -4,7 +4,6 @@
 package packages
 
 import (
-	"os"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -40,11 +39,4 @@ func rpm(t *testing.T, release string) string {
 	t.Helper()
 	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
 	return built(t, release, "ebpfnet-*."+arch+".rpm")
-}
-
-func readFile(t *testing.T, path string) []byte {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	testenv.Must(t, err)
-	return content
 }

@@ -104,7 +104,7 @@ func TestLintian(t *testing.T) {
 		t.Errorf("lintian: %v\n%s", err, output)
 	}
 	var before string
-	for line := range strings.Lines(string(readFile(t, repository+"/cmd/release/lintian-overrides"))) {
+	for line := range strings.Lines(string(testenv.ReadFile(t, repository+"/cmd/release/lintian-overrides"))) {
 		if !strings.HasPrefix(line, "#") && !strings.HasPrefix(before, "#") {
 			t.Errorf("lintian-overrides: got no reason before %q", line)
 		}

@@ -42,7 +42,7 @@ func TestSystemd(t *testing.T) {
 		b.await(t, "", "rm", collected+"/other.prom")
 	}
 
-	example := string(readFile(t, h.root+"/usr/share/doc/ebpfnet/examples/10-ebpfnet.conflist"))
+	example := string(testenv.ReadFile(t, h.root+"/usr/share/doc/ebpfnet/examples/10-ebpfnet.conflist"))
 	conflist := strings.Replace(example, `"ipMasq": true`, `"ipMasq": true, "uplinks": ["`+testenv.UplinkName+`", "wan*"]`, 1)
 	testenv.NewRuntime(t, h.Node, []byte(conflist), h.root+pluginsOfDebian).AddPod(t, "web", nil)
 	b.await(t, "", "udevadm", "control", "--ping")

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"os"
 	"runtime"
 	"testing"
 
@@ -24,8 +23,7 @@ type file struct {
 // ociImage returns the archive of the image.
 func ociImage(t *testing.T) []byte {
 	t.Helper()
-	busybox, err := os.ReadFile("/bin/busybox")
-	testenv.Must(t, err)
+	busybox := testenv.ReadFile(t, "/bin/busybox")
 	files := []file{{"oci-layout", []byte(`{"imageLayoutVersion": "1.0.0"}`)}}
 	// add adds a blob and returns its descriptor.
 	add := func(kind string, content []byte) map[string]any {

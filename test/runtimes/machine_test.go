@@ -123,9 +123,7 @@ func (m *machine) path(file string) string { return fmt.Sprintf("/proc/%d/root%s
 // install copies a file into the machine.
 func (m *machine) install(t *testing.T, from, to string) {
 	t.Helper()
-	content, err := os.ReadFile(from)
-	testenv.Must(t, err)
-	m.write(t, to, content)
+	m.write(t, to, testenv.ReadFile(t, from))
 }
 
 // installPlugins installs reference plugins.

@@ -5,7 +5,6 @@
 package runtimes
 
 import (
-	"os"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -19,7 +18,5 @@ func TestMain(m *testing.M) {
 // example returns a configuration that users copy.
 func example(t *testing.T, name string) []byte {
 	t.Helper()
-	content, err := os.ReadFile("../../cmd/ebpfnet/" + name)
-	testenv.Must(t, err)
-	return content
+	return testenv.ReadFile(t, "../../cmd/ebpfnet/"+name)
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -82,8 +81,7 @@ func startDnsmasq(t *testing.T, ns *testenv.Namespace, args ...string) *dnsmasq 
 
 func (d *dnsmasq) text(t *testing.T, file string) string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	testenv.Must(t, err)
+	text := testenv.ReadFile(t, file)
 	return string(text)
 }
 

@@ -394,9 +394,7 @@ func TestPolicyReplacementCost(t *testing.T) {
 			testenv.Build(t, "./cmd/ebpfnetctl"), "set", n.Network()+"/"+pod.Conf.ContainerID, "policy="+file)
 		cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
 		testenv.Must(t, errors.Join(n.node().Do(cmd.Start), cmd.Wait()))
-		lines, err := os.ReadFile(trace)
-		testenv.Must(t, err)
-		return strings.Count(string(lines), "\n")
+		return strings.Count(string(testenv.ReadFile(t, trace)), "\n")
 	}
 	const few, many = 10, 1000
 	costs := map[int]int{}

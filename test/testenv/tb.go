@@ -3,6 +3,7 @@ package testenv
 import (
 	"context"
 	"fmt"
+	"os"
 	"time"
 )
 
@@ -22,6 +23,14 @@ func Must(tb TB, err error) {
 	if err != nil {
 		tb.Fatalf("%v", err)
 	}
+}
+
+// ReadFile returns the content of a file that must exist.
+func ReadFile(tb TB, path string) []byte {
+	tb.Helper()
+	content, err := os.ReadFile(path)
+	Must(tb, err)
+	return content
 }
 
 const (
