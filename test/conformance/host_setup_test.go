@@ -18,23 +18,10 @@ import (
 
 // Hosts with an unusual setup.
 
-// mount mounts a file system until the end of the test.
-func mount(t *testing.T, source, target, kind string, flags uintptr, data string) {
-	t.Helper()
-	if err := unix.Mount(source, target, kind, flags, data); err != nil {
-		t.Fatalf("mount %s on %s: %v", kind, target, err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
-			t.Errorf("unmount %s: %v", target, err)
-		}
-	})
-}
-
 // readOnly makes a directory read-only until the end of the test.
 func readOnly(t *testing.T, dir string) {
 	t.Helper()
-	mount(t, dir, dir, "", unix.MS_BIND, "")
+	testenv.Mount(t, dir, dir, "", unix.MS_BIND, "")
 	testenv.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
 }
 
@@ -105,7 +92,7 @@ func TestForeignDirectory(t *testing.T) {
 func TestNoBTF(t *testing.T) {
 	h := newLoadingHost(t)
 	if _, err := os.Stat("/sys/kernel/btf"); err == nil {
-		mount(t, "none", "/sys/kernel/btf", "tmpfs", 0, "")
+		testenv.Mount(t, "none", "/sys/kernel/btf", "tmpfs", 0, "")
 	}
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
@@ -197,10 +184,10 @@ func TestUnwritableDataDir(t *testing.T) {
 	}{
 		{"read-only", readOnly, "read-only file system"},
 		{"full", func(t *testing.T, dir string) {
-			mount(t, "none", dir, "tmpfs", 0, "size=4k")
+			testenv.Mount(t, "none", dir, "tmpfs", 0, "size=4k")
 			testenv.Must(t, os.WriteFile(filepath.Join(dir, "other"), []byte(strings.Repeat("x", 4096)), 0o600))
 		}, "no space left"},
-		{"without inodes", func(t *testing.T, dir string) { mount(t, "none", dir, "tmpfs", 0, "nr_inodes=1") }, "no space left"},
+		{"without inodes", func(t *testing.T, dir string) { testenv.Mount(t, "none", dir, "tmpfs", 0, "nr_inodes=1") }, "no space left"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -32,7 +32,7 @@ func changeBootID(t *testing.T, id string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "boot_id")
 	testenv.Must(t, os.WriteFile(file, []byte(id+"\n"), 0o644))
-	mount(t, file, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, "")
+	testenv.Mount(t, file, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, "")
 }
 
 // TestReboot exhausts a range, reboots, and exhausts it again. A container that returns gets its addresses back,
@@ -115,7 +115,7 @@ func TestDelOnFullDisk(t *testing.T) {
 	for name, options := range map[string]string{"space": "size=64k", "inodes": "nr_inodes=32"} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			mount(t, "none", dir, "tmpfs", 0, options)
+			testenv.Mount(t, "none", dir, "tmpfs", 0, options)
 			conf := with(dual("1.1.0"), "ipam.dataDir", dir)
 			p, other := h.pod(t, "c1", conf), h.pod(t, "c2", conf)
 			p.add(t)

@@ -55,28 +55,16 @@ func newHost(t *testing.T) *host {
 	for _, dir := range []string{h.root, layer + "/upper", layer + "/work"} {
 		testenv.Must(t, os.Mkdir(dir, 0o755))
 	}
-	mount(t, "overlay", h.root, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", debian, layer, layer))
+	testenv.Mount(t, "overlay", h.root, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", debian, layer, layer))
 	for _, dir := range shared {
 		testenv.Must(t, os.MkdirAll(h.root+dir, 0o755))
 		recursive := uintptr(unix.MS_REC)
 		if dir == "/run" { // it has the root itself
 			recursive = 0
 		}
-		mount(t, dir, h.root+dir, "", unix.MS_BIND|recursive, "")
+		testenv.Mount(t, dir, h.root+dir, "", unix.MS_BIND|recursive, "")
 	}
 	return h
-}
-
-func mount(t *testing.T, source, target, kind string, flags uintptr, data string) {
-	t.Helper()
-	if err := unix.Mount(source, target, kind, flags, data); err != nil {
-		t.Fatalf("mount %s on %s: %v", source, target, err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
-			t.Errorf("unmount %s: %v", target, err)
-		}
-	})
 }
 
 // try runs a command in the root and returns what it prints.

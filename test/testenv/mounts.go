@@ -146,6 +146,19 @@ func setupSys() error {
 	return mount("bpf", bpffsDir, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
 }
 
+// Mount mounts a file system until the end of the test.
+func Mount(tb TB, source, target, fstype string, flags uintptr, data string) {
+	tb.Helper()
+	if err := unix.Mount(source, target, fstype, flags, data); err != nil {
+		tb.Fatalf("mount %s on %s: %v", source, target, err)
+	}
+	tb.Cleanup(func() {
+		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+			tb.Fatalf("unmount %s: %v", target, err)
+		}
+	})
+}
+
 // mount mounts a new file system of the given type on dir.
 func mount(fstype, dir string, flags uintptr, data string) error {
 	if err := unix.Mount(fstype, dir, fstype, flags, data); err != nil {
