@@ -1,7 +1,7 @@
 // Package refresh updates the datapath after changes of the host: uplinks that come, go or change their addresses,
 // policy rules, programs that another tool has detached, and forwarding that somebody has turned off. STATUS does it
-// for its network, ebpfnetctl repair for all networks, and ADD only for uplinks. The node agent of a cluster adds and
-// removes its tunnel here.
+// for its network, ebpfnetctl repair for all networks, and ADD only for uplinks. The node agent of a cluster adds
+// its tunnel here.
 package refresh
 
 import (

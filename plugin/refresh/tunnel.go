@@ -2,7 +2,6 @@ package refresh
 
 import (
 	"context"
-	"errors"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -33,21 +32,5 @@ func Tunnel(ctx context.Context, datapath *loader.Datapath, tunnel maps.Tunnel) 
 			return err
 		}
 		return datapath.AttachUplink(tunnel.IfIndex, loader.Ethernet)
-	})
-}
-
-// LeaveCluster removes the nodes and the tunnel from the datapath. The routes to the nodes and the device must be
-// deleted before: otherwise packets to other nodes are masqueraded.
-func LeaveCluster(ctx context.Context, datapath *loader.Datapath) error {
-	tunnel, err := maps.GetTunnel(datapath)
-	if err != nil {
-		return err
-	}
-	return maps.With(ctx, datapath, func(store *maps.Store) error {
-		err := errors.Join(store.SetNodes(nil), store.SetTunnel(maps.Tunnel{}))
-		if tunnel.IfIndex == 0 {
-			return err
-		}
-		return errors.Join(err, removeUplinks(datapath, store, []int{tunnel.IfIndex}))
 	})
 }

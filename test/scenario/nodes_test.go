@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -98,7 +99,9 @@ func (n *node) leave(t *testing.T) {
 	index := indexOf(t, n.node(), tunnelName)
 	n.ip(t, "link", "del", tunnelName) // with its routes
 	n.withDatapath(t, func(datapath *loader.Datapath) {
-		testenv.Must(t, refresh.LeaveCluster(testenv.Context(t), datapath))
+		testenv.Must(t, maps.With(testenv.Context(t), datapath, func(store *maps.Store) error {
+			return errors.Join(store.SetNodes(nil), store.SetTunnel(maps.Tunnel{}), datapath.DetachUplink(index), store.DeleteUplink(index))
+		}))
 		if nodes := must(maps.Nodes(datapath)); len(nodes) > 0 {
 			t.Errorf("nodes: got %v, want none", nodes)
 		}
