@@ -89,8 +89,7 @@ func wantRepaired(t *testing.T, n *network, pod *testenv.Pod, difference string)
 // Another tool's filters, before and after ours on the uplink, see all packets while pods come and
 // go. The qdisc belongs to the other tool too, and stays.
 func TestForeignClsactFilters(t *testing.T) {
-	needsStack(t)
-	n := newNetworkWith(t, allVerbsConflist)
+	n := newNetworkWith(t, autoConflist)
 	n.loadForClsact(t)
 	hooks := slices.Concat(
 		addForeignFilters(t, n, testenv.UplinkName, 1),

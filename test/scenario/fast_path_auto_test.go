@@ -83,14 +83,11 @@ var hookRows = []hookRow{
 	},
 }
 
-// newAutoNetwork makes a network with the default, auto.
+// newAutoNetwork makes a network with fastPath auto.
 func newAutoNetwork(t *testing.T) *network {
 	t.Helper()
-	if *fastPath != "" {
-		t.Skip("the test needs fastPath auto")
-	}
 	testenv.Require(t, testenv.VisibleHooks)
-	return newNetwork(t)
+	return newNetworkWith(t, autoConflist)
 }
 
 func (n *network) sh(t *testing.T, commands string) {

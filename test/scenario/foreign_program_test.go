@@ -94,10 +94,9 @@ func wantSeen(t *testing.T, hooks []foreignHook, send func()) {
 // Other tools' programs, before and after ours and some attached earlier, see all packets while pods come
 // and go.
 func TestForeignTCXPrograms(t *testing.T) {
-	needsStack(t)
 	testenv.Require(t, testenv.TCX)
 
-	n := newNetworkWith(t, allVerbsConflist)
+	n := newNetworkWith(t, autoConflist)
 	hooks := attachForeign(t, n, testenv.UplinkName, nil, "attached first")
 	web := n.AddPod(t, "web", mapBoth(8080, 80))
 	hostDevice := web.Result.Interfaces[0].Name

@@ -39,13 +39,4 @@ func workload(short, usual, whole int) int {
 	return usual
 }
 
-// needsStack skips a test whose packets must reach the host's stack, or a program behind ours,
-// which fastPath always bypasses.
-func needsStack(t *testing.T) {
-	t.Helper()
-	if *fastPath == "always" {
-		t.Skip("fastPath always bypasses the host's stack")
-	}
-}
-
 func TestMain(m *testing.M) { testenv.Main(m) }

@@ -82,10 +82,10 @@ func TestBridgeNetfilterBesideAnotherEngine(t *testing.T) {
 					{"outside to host port", n.Outside, pod.Namespace, at(f.Node, 8080)},
 					{"pod to outside", pod.Namespace, n.Outside, at(f.Outside, 7000)},
 				} {
+					if tc.from == pod.Namespace && tc.to.Port() == 9090 && *fastPath == "always" {
+						continue // the stack, which always bypasses, translates the replies
+					}
 					t.Run(tc.name, func(t *testing.T) {
-						if tc.from == pod.Namespace && tc.to.Port() == 9090 {
-							needsStack(t) // which translates the replies
-						}
 						client := connect(t, tc.from, protocol, netip.AddrPort{}, tc.to)
 						defer client.Close()
 						for range 20 {

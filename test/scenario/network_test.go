@@ -40,6 +40,10 @@ func withKeys(keys string) string {
 	return strings.Replace(podsConflist, `"ipMasq": true,`, keys+",", 1)
 }
 
+// autoConflist is allVerbsConflist with fastPath auto, whatever the flag says: for tests whose packets must reach the
+// host's stack, or a program behind ours, which always bypasses.
+var autoConflist = allVerbs(withKeys(`"ipMasq": true, "fastPath": "auto"`))
+
 // conflistOf returns a network "pods" of these plugins.
 func conflistOf(plugins ...string) string {
 	return `{"cniVersion": "1.0.0", "name": "pods", "plugins": [` + strings.Join(plugins, ", ") + `]}`
