@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -125,25 +126,33 @@ func openCapture(t *testing.T, ns *testenv.Namespace, device string) *capture {
 	return c
 }
 
-// received returns the packets since the last call, without those that the namespace has sent.
-func (c *capture) received(t *testing.T) (packets []testenv.Packet) {
+// frames returns the frames since the last call, without those that the namespace has sent.
+func (c *capture) frames(t *testing.T) (frames [][]byte) {
 	t.Helper()
 	buffer := make([]byte, 1<<17)
 	for {
 		length, from, err := unix.Recvfrom(c.fd, buffer, 0)
 		if errors.Is(err, unix.EAGAIN) {
-			return packets
+			return frames
 		}
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			t.Fatalf("capture in %s: %v", c.ns.Name, err)
 		}
-		if link, ok := from.(*unix.SockaddrLinklayer); !ok || link.Pkttype == unix.PACKET_OUTGOING {
-			continue
+		if link, ok := from.(*unix.SockaddrLinklayer); ok && link.Pkttype != unix.PACKET_OUTGOING {
+			frames = append(frames, slices.Clone(buffer[:length]))
 		}
-		if p, err := testenv.Decode(buffer[:length]); err == nil {
+	}
+}
+
+// received returns those of the frames that are packets.
+func (c *capture) received(t *testing.T) (packets []testenv.Packet) {
+	t.Helper()
+	for _, frame := range c.frames(t) {
+		if p, err := testenv.Decode(frame); err == nil {
 			packets = append(packets, p)
 		}
 	}
+	return packets
 }
 
 // within is testenv.Eventually, but the test continues after a failure.
