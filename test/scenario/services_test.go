@@ -1,8 +1,8 @@
 package scenario
 
 import (
+	"fmt"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -71,24 +71,15 @@ func servicesWork(t *testing.T, n *network) {
 	})
 }
 
-// nftServices adds services with a pod and with an outside host as backends. Hairpin traffic, from a pod to
-// itself, is masqueraded so that its replies return through the node.
+// nftServices adds services with a pod and with an outside host as backends.
 func (n *network) nftServices(t *testing.T, f testenv.Family, pod netip.Addr) {
 	t.Helper()
-	n.nft(t, strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name],
-		"SERVICE", serviceAddrs[f.Name].String(), "POD", pod.String(), "BACKEND1", at(pod, 80).String(), "BACKEND2", at(f.Outside, 80).String(),
-	).Replace(`table IP kube {
-		chain services { type nat hook prerouting priority -100; policy accept;
-			IP daddr SERVICE tcp dport 80 dnat to BACKEND1; IP daddr SERVICE udp dport 80 dnat to BACKEND1
-			IP daddr SERVICE tcp dport 81 dnat to BACKEND2; IP daddr SERVICE udp dport 81 dnat to BACKEND2
-		}
-		chain hairpins { type nat hook postrouting priority 100; policy accept; IP saddr POD IP daddr POD masquerade; }
-		chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop; }
-	}`))
+	n.service(t, f, pod)
+	for _, protocol := range []string{"tcp", "udp"} {
+		ip := map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name]
+		n.nft(t, fmt.Sprintf("add rule %s kube services %[1]s daddr %s %s dport %d dnat to %s", ip, serviceAddrs[f.Name], protocol, outsidePort, at(f.Outside, 80)))
+	}
 }
-
-// Traffic to the number of a host port, but not to an address of the node, passes untouched. Other
-// plugins have captured it (CVE-2025-67499).
 
 // The node routes between two networks. Its port 8080 is forwarded to a pod.
 func TestTransitTraffic(t *testing.T) {
