@@ -52,9 +52,7 @@ func TestFastPath(t *testing.T) {
 				serve(t, p.server, protocol, p.listen)
 				client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
 				defer client.Close()
-				for range offloadRequests {
-					ask(t, client, p.server)
-				}
+				askOften(t, client, p.server)
 				before := n.forwarded(t)
 				for range requests {
 					if seen := ask(t, client, p.server); seen.Addr() != p.seen {
@@ -83,9 +81,7 @@ func TestForwardRuleRejectsNewConnections(t *testing.T) {
 		serve(t, p.server, protocol, p.listen)
 		client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
 		defer client.Close()
-		for range offloadRequests {
-			ask(t, client, p.server)
-		}
+		askOften(t, client, p.server)
 		n.nft(t, rejectForwarding)
 		defer n.nft(t, "delete table inet block")
 		if protocol == "tcp" { // conntrack updates of UDP would meet the rule every few seconds
@@ -125,9 +121,7 @@ func TestForwardRuleRejectsReusedPorts(t *testing.T) {
 		serve(t, p.server, "tcp", p.listen)
 		local := at(p.clientAddr, port)
 		client := connect(t, p.client, "tcp", local, p.dial)
-		for range offloadRequests {
-			ask(t, client, p.server)
-		}
+		askOften(t, client, p.server)
 		testenv.Must(t, client.Reset())
 		n.nft(t, rejectForwarding)
 		n.wantRejected(t, p.client, "tcp", local, p.dial)
@@ -149,9 +143,7 @@ func TestFirewallReload(t *testing.T) {
 				defer client.Close()
 				for _, rules := range []string{"", "flush ruleset", "flush ruleset; " + reloaded, "flush ruleset; " + reloaded} {
 					n.nft(t, rules)
-					for range offloadRequests {
-						ask(t, client, p.server)
-					}
+					askOften(t, client, p.server)
 					reach(t, p.client, protocol, p.dial, p.server)
 				}
 			})

@@ -35,9 +35,7 @@ func TestServiceAndBackendFromOnePort(t *testing.T) {
 					for _, server := range servers {
 						client := connect(t, a.Namespace, "tcp", local, server)
 						defer client.Close()
-						for range offloadRequests {
-							ask(t, client, web.Namespace)
-						}
+						askOften(t, client, web.Namespace)
 						clients = append(clients, client)
 					}
 					for range rounds {

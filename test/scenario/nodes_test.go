@@ -197,9 +197,7 @@ func wantOffloaded(t *testing.T, path, protocol string, a, b *node, server netip
 
 	client := connect(t, a.pod.Namespace, protocol, netip.AddrPort{}, server)
 	defer client.Close()
-	for range offloadRequests {
-		ask(t, client, b.pod.Namespace)
-	}
+	askOften(t, client, b.pod.Namespace)
 	before := [2]int{a.forwarded(t), b.forwarded(t)}
 	for range requests {
 		ask(t, client, b.pod.Namespace)

@@ -77,9 +77,7 @@ func (n *network) attack(t *testing.T, f testenv.Family, protocol string) (victi
 	victim, attacker = n.AddPod(t, "victim-"+protocol+f.Name, nil), n.AddPod(t, "attacker-"+protocol+f.Name, nil)
 	client = connect(t, attacker.Namespace, protocol, netip.AddrPort{}, serve(t, victim.Namespace, protocol, at(f.Pod(victim), 80)))
 	t.Cleanup(func() { client.Close() })
-	for range offloadRequests {
-		ask(t, client, victim.Namespace)
-	}
+	askOften(t, client, victim.Namespace)
 	return victim, attacker, client
 }
 

@@ -63,6 +63,14 @@ func ask(t *testing.T, client *testenv.Client, want *testenv.Namespace) (seen ne
 	return reply.Peer
 }
 
+// askOften sends as many requests as offload a connection, where its network does that.
+func askOften(t *testing.T, client *testenv.Client, want *testenv.Namespace) {
+	t.Helper()
+	for range offloadRequests {
+		ask(t, client, want)
+	}
+}
+
 // reachUntranslated is reach where the server must see the client's own address.
 func reachUntranslated(t *testing.T, from *testenv.Namespace, protocol string, to netip.AddrPort, want *testenv.Namespace) {
 	t.Helper()

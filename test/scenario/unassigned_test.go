@@ -62,9 +62,7 @@ func serveThenDelete(t *testing.T, from *testenv.Namespace, gone *testenv.Pod) {
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 		client := connect(t, from, protocol, netip.AddrPort{}, serve(t, gone.Namespace, protocol, at(f.Pod(gone), closedPort)))
 		t.Cleanup(func() { client.Close() })
-		for range offloadRequests {
-			ask(t, client, gone.Namespace)
-		}
+		askOften(t, client, gone.Namespace)
 	})
 	del(t, gone)
 }
