@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/ebpfnet/ebpfnet/loader/flock"
@@ -84,12 +85,7 @@ func oncePerAttachment(valid func(Attachment) bool) func(Attachment) bool {
 }
 
 func sorted(set map[Attachment]bool) []Attachment {
-	var attachments []Attachment
-	for a := range set {
-		attachments = append(attachments, a)
-	}
-	slices.SortFunc(attachments, func(a, b Attachment) int {
+	return slices.SortedFunc(maps.Keys(set), func(a, b Attachment) int {
 		return cmp.Or(cmp.Compare(a.ContainerID, b.ContainerID), cmp.Compare(a.IfName, b.IfName))
 	})
-	return attachments
 }

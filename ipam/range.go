@@ -227,19 +227,8 @@ func refuseOverlap(ranges []keyedRange) error {
 	return nil
 }
 
-func minAddr(a, b netip.Addr) netip.Addr {
-	if b.Less(a) {
-		return b
-	}
-	return a
-}
-
-func maxAddr(a, b netip.Addr) netip.Addr {
-	if a.Less(b) {
-		return b
-	}
-	return a
-}
+func minAddr(addrs ...netip.Addr) netip.Addr { return slices.MinFunc(addrs, netip.Addr.Compare) }
+func maxAddr(addrs ...netip.Addr) netip.Addr { return slices.MaxFunc(addrs, netip.Addr.Compare) }
 
 // Prefixes returns the prefixes that cover the range. A bound of the range that is the subnet's own covers the rest of the
 // subnet, too: the whole subnet is one prefix.

@@ -69,10 +69,5 @@ func checkAttachment(a Attachment) error {
 
 func isWord(text string) bool {
 	const space, del = ' ', 0x7f
-	for _, c := range []byte(text) {
-		if c <= space || c == del {
-			return false
-		}
-	}
-	return text != ""
+	return text != "" && !strings.ContainsFunc(text, func(c rune) bool { return c <= space || c == del })
 }
