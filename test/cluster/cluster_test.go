@@ -121,9 +121,7 @@ func newIdleCluster(t *testing.T, options ...string) *cluster {
 	c.serveAPI()
 	t.Cleanup(func() {
 		for _, dir := range []string{loader.Root, record.DefaultDir} {
-			if err := os.RemoveAll(dir); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, os.RemoveAll(dir))
 		}
 	})
 	return c

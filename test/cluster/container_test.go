@@ -38,9 +38,7 @@ func TestContainer(t *testing.T) {
 		}
 		return err
 	})
-	if err := n.pod.Del(testenv.Context(t)); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, n.pod.Del(testenv.Context(t)))
 	running.kill()
 	uninstalling := n.startContainer("--stay", "uninstall")
 	testenv.Eventually(t, "the agent to take everything out", func() error {

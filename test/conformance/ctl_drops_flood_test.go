@@ -43,9 +43,7 @@ func TestCtlDropsFlood(t *testing.T) {
 				frames[i] = make([]byte, 60)
 			}
 			for range *dropFlood / senders / len(frames) {
-				if err := evil.SendFrames(testenv.PodIfName, frames...); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, evil.SendFrames(testenv.PodIfName, frames...))
 			}
 		})
 	}

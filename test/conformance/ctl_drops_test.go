@@ -63,9 +63,7 @@ func TestCtlDropsOfStack(t *testing.T) {
 	web.Conf.Args = [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "web-0"}}
 	testenv.Must(t, web.Add(testenv.Context(t)))
 	defer func() {
-		if err := web.Del(testenv.Context(t)); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, web.Del(testenv.Context(t)))
 	}()
 	h.run(t, "nft add table inet fw")
 	h.run(t, "nft add chain inet fw forward { type filter hook forward priority 0 ; }")

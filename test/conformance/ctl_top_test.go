@@ -56,9 +56,7 @@ func TestCtlTop(t *testing.T) {
 				return nil
 			})
 			stop()
-			if err := errors.Join(<-done, talk.Close()); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, errors.Join(<-done, talk.Close()))
 		})
 	}
 }

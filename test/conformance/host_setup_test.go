@@ -147,9 +147,7 @@ func TestReadOnlySysctls(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			testenv.Must(t, h.Node.SetSysctl(name, "0"))
 			t.Cleanup(func() {
-				if err := h.Node.SetSysctl(name, "1"); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, h.Node.SetSysctl(name, "1"))
 			})
 			readOnly(t, "/proc/sys")
 			before := h.snapshot(t, p.Namespace)

@@ -44,9 +44,7 @@ func newMemoryCgroup(t *testing.T, limit int) (procs string) {
 	testenv.Must(t, os.Mkdir(group, 0o755))
 	t.Cleanup(func() {
 		testenv.Eventually(t, "the cgroup to be empty", func() error { return os.Remove(group) })
-		if err := unix.Unmount(root, 0); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, unix.Unmount(root, 0))
 	})
 	testenv.Must(t, os.WriteFile(filepath.Join(group, file), fmt.Append(nil, limit), 0))
 	return filepath.Join(group, "cgroup.procs")

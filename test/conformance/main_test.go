@@ -82,9 +82,7 @@ func newLoadedHost(t *testing.T) *host {
 func (h *host) wantNothingLeft(t *testing.T) {
 	t.Helper()
 	left, err := testenv.Leftovers(h.Node)
-	if err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, err)
 	for _, thing := range left {
 		t.Errorf("left behind: %s", thing)
 	}

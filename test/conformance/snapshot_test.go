@@ -44,9 +44,7 @@ func (h *host) waitUnchanged(t *testing.T, before testenv.Snapshot, containers .
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, err)
 }
 
 // TestSnapshotIsComplete proves that the snapshots on which all tests here rely contain everything that an

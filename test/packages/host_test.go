@@ -1,7 +1,6 @@
 package packages
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -46,8 +45,8 @@ func newHost(t *testing.T) *host {
 	debian, err := unpackDebian()
 	testenv.Must(t, err)
 	t.Cleanup(func() { // the last step: what the plugin has in common with all roots
-		if err := errors.Join(os.RemoveAll(loader.Root), os.RemoveAll(testenv.ReservationDir), os.RemoveAll(record.DefaultDir)); err != nil {
-			t.Error(err)
+		for _, dir := range []string{loader.Root, testenv.ReservationDir, record.DefaultDir} {
+			testenv.NoError(t, os.RemoveAll(dir))
 		}
 	})
 	h := &host{Topology: testenv.NewTopology(t), root: filepath.Join(t.TempDir(), "root")}

@@ -59,9 +59,7 @@ func TestTranslationWithoutConntrack(t *testing.T) {
 					}
 					return nil
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 			})
 		})
 	}

@@ -34,9 +34,7 @@ func (h *host) newEventReader(t testing.TB) *eventReader {
 	r := &eventReader{h, ring}
 	ring.SetDeadline(time.Unix(1, 0))
 	t.Cleanup(func() {
-		if err := errors.Join(r.enter(bpf.DropReader{}), ring.Close()); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, errors.Join(r.enter(bpf.DropReader{}), ring.Close()))
 	})
 	return r
 }
@@ -182,9 +180,7 @@ func TestDropEventsOfRewrite(t *testing.T) {
 	r := h.newEventReader(t)
 	uplink := &netlink.Device{LinkAttrs: *h.uplink}
 	t.Cleanup(func() {
-		if err := h.Netlink().LinkSetUp(uplink); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, h.Netlink().LinkSetUp(uplink))
 	})
 	testenv.Must(t, errors.Join(h.reset(), r.enter(bpf.DropReader{Until: forever, Reasons: ^uint64(0), Limit: 100})))
 	s := scene{addressing: v4, proto: udp}
@@ -200,9 +196,7 @@ func TestDropEventsOfRewrite(t *testing.T) {
 	}
 	testenv.Must(t, h.Netlink().LinkSetDown(uplink))
 	verdict, _, err := h.runInside(bpf.ProgFromUplink, frames[0])
-	if err := errors.Join(err, checkVerdict(verdict, verdictDrop)); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, errors.Join(err, checkVerdict(verdict, verdictDrop)))
 	events, err := r.read()
 	if err != nil || len(events) != 1 || bpf.Reason(events[0].Reason) != bpf.ReasonRewrite || events[0].Owner != 0 || events[0].Ifindex != uint32(h.uplink.Index) {
 		t.Errorf("got %+v (%v), want one for %d on device %d", events, err, bpf.ReasonRewrite, h.uplink.Index)

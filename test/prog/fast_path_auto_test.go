@@ -33,9 +33,7 @@ func TestFastPathAuto(t *testing.T) {
 						if r.flags != 0 && s.proto != tcp {
 							return
 						}
-						if err := h.checkFastPath(program, s, r); err != nil {
-							t.Error(err)
-						}
+						testenv.NoError(t, h.checkFastPath(program, s, r))
 					})
 				})
 			}

@@ -193,9 +193,7 @@ func TestFastPath(t *testing.T) {
 				}
 				for _, s := range (row{on: r.on, only: r.only}).scenes() {
 					t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-						if err := h.checkFastPath(program, s, r); err != nil {
-							t.Error(err)
-						}
+						testenv.NoError(t, h.checkFastPath(program, s, r))
 					})
 				}
 			})

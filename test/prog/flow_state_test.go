@@ -300,9 +300,7 @@ func TestExpiredFlowLosesPort(t *testing.T) {
 					if want == candidates[0] {
 						holder = snat("remote:80", "node:*", "pod:4000")
 					}
-					if err := h.checkFlow(s, holder); err != nil {
-						t.Error(err)
-					}
+					testenv.NoError(t, h.checkFlow(s, holder))
 				}
 			})
 		}

@@ -33,9 +33,7 @@ func TestQueuedFragmentsExpire(t *testing.T) {
 			}
 			testenv.Must(t, h.expireQueue())
 		}
-		if err := wire.expect(frames[:2]); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, wire.expect(frames[:2]))
 		left, err := contents[bpf.FragQueueKey, bpf.QueuedFrag](queue)
 		if err != nil || len(left) != 0 {
 			t.Errorf("%d are still queued: %v", len(left), err)
@@ -62,9 +60,7 @@ func TestEarlyFragmentsFromPods(t *testing.T) {
 				t.Errorf("to_uplink, fragment %d: %v", i, err)
 			}
 		}
-		if err := wire.expect([][]byte{frames[0], frames[2]}); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, wire.expect([][]byte{frames[0], frames[2]}))
 	})
 }
 
@@ -126,9 +122,7 @@ func TestPaddedFirstFragment(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := wire.expect(frames[:3]); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, wire.expect(frames[:3]))
 }
 
 // TestFragmentedICMPError has the first fragment of an ICMP error, whose quoted packet has the same
@@ -190,9 +184,7 @@ func TestFragmentedErrorToTheHost(t *testing.T) {
 				if tc.verdicts[0] != verdictDrop {
 					return
 				}
-				if err := wire.expect(frames); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, wire.expect(frames))
 			})
 		}
 	}
@@ -225,13 +217,11 @@ func TestFragmentQueuePlaces(t *testing.T) {
 				if _, _, err := h.runInside(r.program, frames[0]); err != nil {
 					t.Fatal(err)
 				}
-				if err := wire.expect(sent); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, wire.expect(sent))
 				// Of another packet with the same id.
-				if err := errors.Join(empty[bpf.FragmentKey, bpf.Fragment](h.programs.Maps[bpf.MapFragments]), h.queues(r.program, frames[1], 1), h.expireQueue(), h.queues(r.program, frames[1], 1)); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, errors.Join(
+					empty[bpf.FragmentKey, bpf.Fragment](h.programs.Maps[bpf.MapFragments]),
+					h.queues(r.program, frames[1], 1), h.expireQueue(), h.queues(r.program, frames[1], 1)))
 			})
 		}
 		testenv.Must(t, empty[bpf.FragQueueKey, bpf.QueuedFrag](queue))

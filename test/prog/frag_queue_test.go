@@ -55,9 +55,7 @@ func TestEarlyFragments(t *testing.T) {
 			} {
 				t.Run(r.name+" "+name+" "+s.name+" "+string(s.proto), func(t *testing.T) {
 					err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.sendEarly(s, r, order, wire))
-					if err != nil {
-						t.Error(err)
-					}
+					testenv.NoError(t, err)
 				})
 			}
 		}
@@ -211,9 +209,7 @@ func TestFragmentsNotQueued(t *testing.T) {
 				if tc.queued {
 					want.drop = "no reason"
 				}
-				if err := errors.Join(err, checkVerdict(verdict, want.verdict()), h.checkCounters(tc.drop, tc.length)); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, errors.Join(err, checkVerdict(verdict, want.verdict()), h.checkCounters(tc.drop, tc.length)))
 				if string(result) != string(frame) {
 					t.Errorf("changed to %x", result)
 				}
@@ -303,9 +299,7 @@ func TestFirstFragmentTooLargeToQueue(t *testing.T) {
 						t.Fatalf("fragment %d: %v", i, err)
 					}
 				}
-				if err := wire.expect(frames); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, wire.expect(frames))
 			})
 		}
 	}

@@ -89,9 +89,7 @@ func TestMutatedPackets(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, err)
 		})
 	}
 }

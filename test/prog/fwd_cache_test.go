@@ -86,9 +86,7 @@ func TestForwardingCacheIsNotForOthers(t *testing.T) {
 					)
 				})
 				frame := h.packet(s, tc.pod, tc.text).MustBuild()
-				if err := errors.Join(err, h.checkCounters(tc.drop, len(frame))); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, errors.Join(err, h.checkCounters(tc.drop, len(frame))))
 			})
 		}
 	})
@@ -133,9 +131,7 @@ func TestForwardingCacheEndsWithTheGeneration(t *testing.T) {
 						h.wantSent(s, "pod", forth, verdict),
 					)
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 			})
 		})
 	}
@@ -205,9 +201,7 @@ func TestForwardingCacheLeavesToTheStack(t *testing.T) {
 					}
 					return errors.Join(err, checkVerdict(got.verdict, verdictNext), h.wantSent(s, "pod", forth, verdictOf(!tc.void)))
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 			})
 		}
 	})
@@ -233,9 +227,7 @@ func TestForwardingCacheIsNotForTunnels(t *testing.T) {
 					defer unix.Close(listener)
 					return errors.Join(err, h.wantSent(s, "pod", text, verdictDrop))
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 			})
 		}
 	}
@@ -276,9 +268,7 @@ func TestForwardingCacheCountsOnlyAtUplinks(t *testing.T) {
 			key, _ := known.wire(s)
 			return errors.Join(err, h.flows().Delete(key), receive(""))
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, err)
 	})
 }
 
@@ -332,9 +322,7 @@ func TestForwardingCacheNeedsTheFlow(t *testing.T) {
 						h.flows().Delete(key), passes(tc.in),
 					)
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 			})
 		})
 	}

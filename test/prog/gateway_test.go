@@ -81,9 +81,7 @@ func TestGatewayRoutes(t *testing.T) {
 		}
 		t.Run(r.name, func(t *testing.T) {
 			eachScene(t, r.on, func(t *testing.T, s scene) {
-				if err := h.checkGateway(s, r); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, h.checkGateway(s, r))
 			})
 		})
 	}

@@ -87,9 +87,7 @@ func TestHairpinNoPort(t *testing.T) {
 	}
 	frame := s.packet("loopback:5000 > loopback:8080", false).MustBuild()
 	verdict, _, err := h.runInside(bpf.ProgToLoopback, frame)
-	if err := errors.Join(err, checkVerdict(verdict, verdictDrop), h.checkCounters("no port", len(frame))); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, errors.Join(err, checkVerdict(verdict, verdictDrop), h.checkCounters("no port", len(frame))))
 }
 
 // TestHostConnectionOnHostPort has connections of the host from a port that is also a host port:
@@ -114,9 +112,7 @@ func TestHostConnectionOnHostPort(t *testing.T) {
 				socket, err := h.connectFrom(s.proto, local, remote)
 				testenv.Must(t, err)
 				defer socket.Close()
-				if err := h.check(tc.program, s, r); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, h.check(tc.program, s, r))
 			})
 		}
 	}
@@ -172,8 +168,6 @@ func TestHostServerInMasqRange(t *testing.T) {
 		server, err := h.Listen(ctx, netip.AddrPortFrom(s.addr("node"), 20000))
 		testenv.Must(t, err)
 		defer server.Close()
-		if err := h.check(bpf.ProgFromContainer, s, r); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, h.check(bpf.ProgFromContainer, s, r))
 	})
 }

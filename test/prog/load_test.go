@@ -75,9 +75,7 @@ func compareVerified(t *testing.T, costs map[string]cost) {
 	testenv.Must(t, err)
 	series := version.String()
 	if *update {
-		if err := renew(series, costs); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, renew(series, costs))
 		return
 	}
 	all, err := parseVerified(verifiedText)

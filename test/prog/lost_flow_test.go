@@ -158,9 +158,7 @@ func TestHostRSTFromSocket(t *testing.T) {
 				if name == "a socket connected to another remote" {
 					r.drop, r.after = "no flow", []flow{held("remote:80", "node:20000")}
 				}
-				if err := h.check(bpf.ProgToUplink, s, r); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, h.check(bpf.ProgToUplink, s, r))
 			})
 		}
 	}

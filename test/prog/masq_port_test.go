@@ -179,9 +179,7 @@ func (h *host) testMasqPort(t *testing.T, s scene, r masqRow) {
 	if want == 0 {
 		reason = "no port"
 	}
-	if err := h.checkCounters(reason, len(s.packet(outgoing, false).MustBuild())); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, h.checkCounters(reason, len(s.packet(outgoing, false).MustBuild())))
 	// No other flow's entry may have changed.
 	after, err := h.flows().all()
 	testenv.Must(t, err)

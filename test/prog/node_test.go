@@ -35,9 +35,7 @@ func (h *host) joinCluster(t *testing.T, remote netip.Addr, mode bpf.NodeMode, t
 		cluster.Containers4, cluster.Containers6 = maskedPrefix("8.0.244.0/24"), maskedPrefix("fd00:10:86dd::/48")
 	}
 	t.Cleanup(func() { // an array, which all tests share
-		if err := h.putCluster(bpf.Cluster{}); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, h.putCluster(bpf.Cluster{}))
 	})
 	errs := []error{h.putCluster(cluster)}
 	for _, f := range addressings {
@@ -261,9 +259,7 @@ func TestOffloadChecksTheRouteToNodes(t *testing.T) {
 				leave(testenv.MAC(h.uplink.HardwareAddr)), arrive(podSide|remoteSide),
 			)
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, err)
 	})
 }
 

@@ -38,9 +38,7 @@ func (h *cacheHost) wantKnown(s scene, states bpf.OffloadState) error {
 func (h *cacheHost) eachScene(t *testing.T, on []proto, fn func(s scene) error) {
 	t.Helper()
 	eachScene(t, on, func(t *testing.T, s scene) {
-		if err := h.on(0, func() error { return fn(s) }); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, h.on(0, func() error { return fn(s) }))
 	})
 }
 
@@ -123,9 +121,7 @@ func TestOffloadNeverBegins(t *testing.T) {
 					}
 					return errors.Join(err, h.wantKnown(s, 0))
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 			})
 		}
 	}
@@ -151,9 +147,7 @@ func TestOffloadOfOneWayUDP(t *testing.T) {
 					}
 					return errors.Join(err, h.wantDelivered(s, "pod", "pod2", forth, verdictRedirect))
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 			})
 		}
 	}
@@ -201,9 +195,7 @@ func TestOffloadEndsWithANewHandshake(t *testing.T) {
 						h.bothWays(s, verdictNext),
 					)
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 			})
 		}
 		t.Run(s.name+" offloaded by another CPU's packets, while this one counts", func(t *testing.T) {
@@ -216,9 +208,7 @@ func TestOffloadEndsWithANewHandshake(t *testing.T) {
 					h.bothWays(s, verdictNext),
 				)
 			})
-			if err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, err)
 		})
 	}
 }
@@ -236,9 +226,7 @@ func TestOffloadHoldsOnEachCPU(t *testing.T) {
 				h.wantSent(s, "pod", forth, verdictRedirect),
 			)
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, err)
 	})
 }
 
@@ -274,9 +262,7 @@ func TestConntrackUpdateEndsAtTheLastHook(t *testing.T) {
 						verdict, _, err := h.runAt(to.program, to.receiver, h.devices["pod"], sent)
 						return errors.Join(err, checkVerdict(verdict, row.verdict))
 					})
-					if err != nil {
-						t.Error(err)
-					}
+					testenv.NoError(t, err)
 				})
 			}
 		}
@@ -334,9 +320,7 @@ func TestNeighborsMakeNoClaims(t *testing.T) {
 					ports := []hostPort{{host: "any:8080", to: "pod:80"}}
 					return errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, ports, nil), pass(), h.checkFlows(s, c.after))
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 			})
 		}
 	}
@@ -425,9 +409,7 @@ func TestOffloadRecordsTheNumbersOfContainers(t *testing.T) {
 					leave(1000, 2000), wantNumbers(999, 2010, 2000, 1010),
 				)
 			})
-			if err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, err)
 		})
 	}
 }

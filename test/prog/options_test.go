@@ -123,9 +123,7 @@ func TestTruncated(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, err)
 		}
 	})
 }

@@ -260,9 +260,7 @@ func TestZeroUDPChecksum(t *testing.T) {
 		if got := binary.BigEndian.Uint16(frame[s.headerLen()+6:]); got != 0xffff && got != 0 {
 			t.Fatalf("the test's packet has the checksum %#04x", got)
 		}
-		if err := h.check(bpf.ProgToUplink, s, r); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, h.check(bpf.ProgToUplink, s, r))
 	})
 }
 

@@ -43,9 +43,7 @@ func TestIngressPolicyNeighbors(t *testing.T) {
 			h.ingress = uint32(h.uplink.Index)
 			defer func() { h.ingress = 0 }()
 			verdict, _, err := h.runInside(bpf.ProgToContainer, frame)
-			if err := errors.Join(err, checkVerdict(verdict, tc.verdict)); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, errors.Join(err, checkVerdict(verdict, tc.verdict)))
 		})
 	}
 }
@@ -92,9 +90,7 @@ func TestIngressPolicyOlderConnections(t *testing.T) {
 				verdict := map[bool]uint32{true: verdictNext, false: verdictDrop}[tc.admitted]
 				for range 2 {
 					got, _, err := h.runInside(bpf.ProgToContainer, p.MustBuild())
-					if err := errors.Join(err, checkVerdict(got, verdict)); err != nil {
-						t.Error(err)
-					}
+					testenv.NoError(t, errors.Join(err, checkVerdict(got, verdict)))
 				}
 				var entry bpf.AdmittedFlow
 				all, err := h.flows().all()

@@ -42,9 +42,7 @@ func TestRandomPackets(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, err)
 	t.Logf("%d packets per program in %v; translated: %v", rounds, time.Since(begin), m.translated)
 	for _, program := range m.programNames() {
 		if program != bpf.ProgToContainer && m.translated[program] < rounds/1000 && err == nil {

@@ -55,9 +55,7 @@ func runRows(t *testing.T, program string, rows []row) {
 			}
 			for _, s := range r.scenes() {
 				t.Run(s.name+" "+string(s.proto), func(t *testing.T) {
-					if err := h.check(program, s, r); err != nil {
-						t.Error(err)
-					}
+					testenv.NoError(t, h.check(program, s, r))
 				})
 			}
 		})

@@ -306,7 +306,5 @@ func TestMutatedSpoofs(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, err)
 }

@@ -142,9 +142,7 @@ func TestToContainerRoutedReplies(t *testing.T) {
 			flows: []flow{snat("remote:80", "node:*", "pod:4000").established()},
 			in:    "remote:80 > pod:4000", reply: true, tag: routedTag, forwarded: true,
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, err)
 	})
 }
 

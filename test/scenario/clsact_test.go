@@ -129,9 +129,7 @@ func TestFiltersDeleted(t *testing.T) {
 		repair       func()
 	}{
 		{"qdisc of the uplink, STATUS", testenv.UplinkName, func() { deleteQdisc(testenv.UplinkName) }, func() {
-			if err := n.Status(testenv.Context(t)); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, n.Status(testenv.Context(t)))
 		}},
 		{"qdisc of the uplink, ADD", testenv.UplinkName, func() { deleteQdisc(testenv.UplinkName) }, func() { del(t, n.AddPod(t, "other", nil)) }},
 		{"filter of the uplink, repair", testenv.UplinkName, func() {
@@ -206,8 +204,6 @@ func wantNoTCX(t *testing.T, n *network, device string) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, err)
 	}
 }

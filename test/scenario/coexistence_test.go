@@ -170,9 +170,7 @@ func TestTwoNodesOnOneHost(t *testing.T) {
 	b, otherWeb := other.AddPod(t, "b", nil), other.AddPod(t, "web2", mapBoth(8080, 80))
 	n.wantConnectivity(t, a, web)
 	other.wantConnectivity(t, b, otherWeb)
-	if err := other.GC(testenv.Context(t), attachmentOf(b), attachmentOf(otherWeb), attachmentOf(a), attachmentOf(web)); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, other.GC(testenv.Context(t), attachmentOf(b), attachmentOf(otherWeb), attachmentOf(a), attachmentOf(web)))
 	n.wantConnectivity(t, a, web)
 	del(t, otherWeb)
 	del(t, b)

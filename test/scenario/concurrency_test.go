@@ -80,12 +80,8 @@ func TestPodChurnUnderTraffic(t *testing.T) {
 			defer close(done)
 			for i := range workload(2, 5, 5) {
 				pod := n.NewPod(t, fmt.Sprintf("short-lived%d", i))
-				if err := pod.Add(testenv.Context(t)); err != nil {
-					t.Error(err)
-				}
-				if err := pod.Del(testenv.Context(t)); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, pod.Add(testenv.Context(t)))
+				testenv.NoError(t, pod.Del(testenv.Context(t)))
 			}
 		}()
 		for requests := 0; ; requests++ {

@@ -45,9 +45,7 @@ func startDHCPDaemon(t *testing.T, n *network, args ...string) *dhcpDaemon {
 func (d *dhcpDaemon) stop(t *testing.T) string {
 	t.Helper()
 	if d.cmd.ProcessState == nil {
-		if err := d.cmd.Process.Signal(unix.SIGTERM); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, d.cmd.Process.Signal(unix.SIGTERM))
 		_ = d.cmd.Wait() // a signal ended it
 	}
 	return d.log.String()
@@ -68,9 +66,7 @@ func startDnsmasq(t *testing.T, ns *testenv.Namespace, args ...string) *dnsmasq 
 		"--dhcp-option=option:router,10.88.0.1")...)
 	testenv.Must(t, ns.Do(server.Start))
 	t.Cleanup(func() {
-		if err := server.Process.Kill(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, server.Process.Kill())
 		_ = server.Wait() // reports the signal
 		if t.Failed() {
 			t.Logf("dnsmasq's log:\n%s", d.text(t, d.log))

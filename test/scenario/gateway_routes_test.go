@@ -108,9 +108,7 @@ func TestRoutesWithGateways(t *testing.T) {
 			})
 			forEachFamily(t, func(t *testing.T, f testenv.Family) { // the node is no hop on the way
 				for _, addr := range []netip.Addr{byPod[f.Name].behind(), byNeighbor[f.Name].behind()} {
-					if err := testenv.Ping(testenv.Context(t), pod.Namespace, addr, "-t", "1"); err != nil {
-						t.Error(err)
-					}
+					testenv.NoError(t, testenv.Ping(testenv.Context(t), pod.Namespace, addr, "-t", "1"))
 				}
 			})
 			wantCheck(t, pod)

@@ -158,9 +158,7 @@ func (c *capture) received(t *testing.T) (packets []testenv.Packet) {
 // within is testenv.Eventually, but the test continues after a failure.
 func within(t *testing.T, what string, cond func() error) {
 	t.Helper()
-	if err := testenv.Wait(testenv.Context(t), what, cond); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, testenv.Wait(testenv.Context(t), what, cond))
 }
 
 // fewPorts leaves the minimum of ports for masquerading: the node's own sockets get the rest.

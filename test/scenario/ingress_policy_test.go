@@ -148,9 +148,7 @@ func (n *network) wantPolicy(t *testing.T, tc policyCase, web, neighbor, strange
 		ping(t, web.Namespace, f.Pod(stranger))
 		wantRefused(t, web.Namespace, protocol, at(f.Pod(stranger), 91))
 		if tc.policy != "open" { // a fragmented reply
-			if err := testenv.Ping(testenv.Context(t), web.Namespace, f.Pod(stranger), "-s", "4000"); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, testenv.Ping(testenv.Context(t), web.Namespace, f.Pod(stranger), "-s", "4000"))
 		}
 	})
 }

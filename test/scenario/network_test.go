@@ -90,9 +90,7 @@ func (n *network) node() *testenv.Namespace { return n.Topology.Node }
 func (n *network) wantNothingLeft(t *testing.T) {
 	t.Helper()
 	left, err := testenv.Leftovers(n.node())
-	if err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, err)
 	for _, thing := range left {
 		t.Errorf("left behind: %s", thing)
 	}
@@ -102,9 +100,7 @@ func (n *network) wantNothingLeft(t *testing.T) {
 func (n *network) unload(t *testing.T) {
 	t.Helper()
 	for _, dir := range []string{loader.Root, record.DefaultDir, filepath.Join(testenv.ReservationDir, n.Network())} {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, os.RemoveAll(dir))
 	}
 }
 

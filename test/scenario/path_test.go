@@ -159,9 +159,7 @@ func (all pairs) send(t *testing.T, direction string, ends func(*pair) (from, to
 		p.sent++
 		payloads[i] = fmt.Sprintf("%08d", p.sent)
 		from, _ := ends(p)
-		if err := from.SetWriteDeadline(time.Now().Add(silence)); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, from.SetWriteDeadline(time.Now().Add(silence)))
 		if _, err := from.Write([]byte(payloads[i])); err != nil {
 			t.Errorf("%s, %s: send: %v", p.name, direction, err)
 		}

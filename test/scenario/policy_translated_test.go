@@ -140,9 +140,7 @@ func TestPolicyOfSecondInterfaceAndReusedPort(t *testing.T) {
 	added, err := second.Add(testenv.Context(t), &conf)
 	testenv.Must(t, err)
 	t.Cleanup(func() {
-		if err := second.Del(context.Background(), &conf); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, second.Del(context.Background(), &conf))
 	})
 	for i, f := range testenv.Families {
 		addr, _ := netip.AddrFromSlice(added.IPs[i].Address.IP)

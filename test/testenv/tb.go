@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"testing"
 	"time"
 )
 
@@ -22,6 +23,14 @@ func Must(tb TB, err error) {
 	tb.Helper()
 	if err != nil {
 		tb.Fatalf("%v", err)
+	}
+}
+
+// NoError fails a test that can go on after an error.
+func NoError(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Error(err)
 	}
 }
 
