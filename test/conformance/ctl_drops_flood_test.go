@@ -47,7 +47,7 @@ func TestCtlDropsFlood(t *testing.T) {
 			}
 		})
 	}
-	hostile := senderOf(t, s, good, evil).Hostile()
+	hostile := good.Sender(t, evil).Hostile()
 	i := slices.IndexFunc(hostile, func(f testenv.Frame) bool { return f.Reason == bpf.ReasonAddress })
 	testenv.Must(t, good.SendFrames(testenv.PodIfName, hostile[i].Bytes))
 	f.want(t, "of another container", func(d drops.Drop) bool { return d.ContainerID == "good" && d.Reason == "address" })

@@ -44,16 +44,6 @@ func (h *host) run(t *testing.T, line string) {
 	}
 }
 
-// senderOf has the addresses of a container's frames.
-func senderOf(t *testing.T, s *script, pod, other *testenv.Pod) testenv.Sender {
-	return testenv.Sender{
-		MAC: pod.MACOf(t, testenv.PodIfName), HostMAC: s.host.Node.MACOf(t, pod.Result.Interfaces[0].Name),
-		Addr4: pod.Addr4(), Addr6: pod.Addr6(), Other4: other.Addr4(), Other6: other.Addr6(),
-		Gateway4: testenv.IPv4.Gateway, Gateway6: testenv.IPv6.Gateway,
-		Remote4: testenv.OutsideAddr4, Remote6: testenv.OutsideAddr6,
-	}
-}
-
 // TestCtlDropsOfStack has the host's firewall drop a container's packets: printed once each, with the kernel's reason.
 // What a program drops, or ends without a loss, is not reported by the stack again.
 func TestCtlDropsOfStack(t *testing.T) {

@@ -106,16 +106,7 @@ func TestSpec(t *testing.T) {
 	if got.Abi != loader.ABI || got.Attach == 0 || ports < 4096 || got.Secret == [2]uint64{} {
 		t.Errorf("configuration is %+v", got)
 	}
-	t.Logf("kernel %s: attaches by %s, finds source addresses by %s", kernelRelease(t), attachWord(got.Attach), sourceWord())
-}
-
-func kernelRelease(t *testing.T) string {
-	t.Helper()
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		t.Fatalf("uname: %v", err)
-	}
-	return unix.ByteSliceToString(name.Release[:])
+	t.Logf("kernel %s: attaches by %s, finds source addresses by %s", testenv.KernelRelease(), attachWord(got.Attach), sourceWord())
 }
 
 func attachWord(attach uint32) string {

@@ -83,16 +83,6 @@ func (tp *tap) passes(frame []byte, wait time.Duration) (bool, error) {
 	}
 }
 
-// senderOf returns the addresses that the pod's frames have, and those that other is known by.
-func (n *network) senderOf(t *testing.T, pod, other *testenv.Pod) testenv.Sender {
-	return testenv.Sender{
-		MAC: pod.MACOf(t, testenv.PodIfName), HostMAC: hostMACOf(t, pod),
-		Addr4: pod.Addr4(), Addr6: pod.Addr6(), Other4: other.Addr4(), Other6: other.Addr6(),
-		Gateway4: testenv.IPv4.Gateway, Gateway6: testenv.IPv6.Gateway,
-		Remote4: testenv.OutsideAddr4, Remote6: testenv.OutsideAddr6,
-	}
-}
-
 // hostDeviceOf returns the device by which the host's stack receives a pod's frames: the host's end
 // of the veth, or its bridge.
 func (n *network) hostDeviceOf(t *testing.T, pod *testenv.Pod) (ifindex int) {
@@ -185,7 +175,7 @@ func TestAntiSpoof(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := start(t)
 			pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-			s := n.senderOf(t, pod, other)
+			s := pod.Sender(t, other)
 			if name == "behind bridge" { // until then the host has no gateway that a tunnel could lead to
 				testenv.Must(t, n.node().WaitUp("cni0"))
 			}
@@ -214,7 +204,7 @@ func TestNeighborTable(t *testing.T) {
 	const addresses, most = 200, 3 // the MAC's, another one, and the pod's own address
 	n := newNetwork(t)
 	pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "b", nil)
-	s := n.senderOf(t, pod, other)
+	s := pod.Sender(t, other)
 	var frames [][]byte
 	for i := range addresses {
 		raw := someLinkLocal.As16()
@@ -247,7 +237,7 @@ func TestNeighborTable(t *testing.T) {
 func TestAntiSpoofOff(t *testing.T) {
 	n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "established", "antiSpoof": false`))
 	pod, other := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	n.wantPassing(t, pod, framesNamed(n.senderOf(t, pod, other).Hostile(), hostileFrames...))
+	n.wantPassing(t, pod, framesNamed(pod.Sender(t, other).Hostile(), hostileFrames...))
 	testenv.Must(t, n.SetNetwork([]byte(withKeys(`"ipMasq": true`))))
 	var coded *cnitypes.Error
 	if err := pod.Check(testenv.Context(t)); !errors.As(err, &coded) || coded.Code != cnierr.CodeDiffers {

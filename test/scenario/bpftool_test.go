@@ -26,7 +26,7 @@ func TestBpftoolDump(t *testing.T) {
 	f := testenv.IPv4
 	serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
 	reachUntranslated(t, n.Outside, "tcp", at(f.Node, 8080), web.Namespace)
-	n.wantDropped(t, web, n.senderOf(t, web, web), framesNamed(n.senderOf(t, web, web).Hostile(), "another MAC, IPv4"))
+	n.wantDropped(t, web, web.Sender(t, web), framesNamed(web.Sender(t, web).Hostile(), "another MAC, IPv4"))
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		for pin, field := range map[string]struct {
 			path []string

@@ -32,7 +32,7 @@ type wire struct {
 // wireOf is the wire from a pod to the node.
 func wireOf(t *testing.T, pod *testenv.Pod) wire {
 	t.Helper()
-	return wire{pod.Namespace, pod.MACOf(t, testenv.PodIfName), hostMACOf(t, pod)}
+	return wire{pod.Namespace, pod.MACOf(t, testenv.PodIfName), pod.HostMAC(t)}
 }
 
 // outsideWire is the wire from the outside to the node.

@@ -174,17 +174,3 @@ func TestLargeDatagrams(t *testing.T) {
 		}
 	})
 }
-
-// hostMACOf returns the MAC address of the host's end of a pod's veth, from ADD's result.
-func hostMACOf(t *testing.T, pod *testenv.Pod) testenv.MAC {
-	t.Helper()
-	for _, device := range pod.Result.Interfaces {
-		if device.Sandbox == "" {
-			mac, err := net.ParseMAC(device.Mac)
-			testenv.Must(t, err)
-			return testenv.MAC(mac)
-		}
-	}
-	t.Fatalf("interfaces in the result: got %v, want one on the host", pod.Result.Interfaces)
-	return testenv.MAC{}
-}

@@ -207,7 +207,7 @@ func TestIngressPolicyBehindBridge(t *testing.T) {
 		reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
 		reach(t, n.node(), protocol, at(f.Pod(web), 80), web.Namespace)
 	})
-	s := n.senderOf(t, a, web)
+	s := a.Sender(t, web)
 	s.HostMAC = web.MACOf(t, testenv.PodIfName)
 	s.Remote4, s.Remote6 = web.Addr4(), web.Addr6()
 	before := n.dropsOf(t, web)[reasonPolicy]

@@ -291,7 +291,7 @@ func (n *network) inTunnel(t *testing.T, f testenv.Family, pod *testenv.Pod, nod
 	inner.SrcMAC, inner.DstMAC = testenv.MAC{2, 0, 0, 0, 0, 9}, n.node().MACOf(t, device)
 	header := binary.BigEndian.AppendUint32([]byte{8, 0, 0, 0}, vni<<8)
 	outer := testenv.UDPPacket(at(f.Pod(pod), 5000), node, string(header)+string(inner.MustBuild()))
-	outer.SrcMAC, outer.DstMAC = pod.MACOf(t, testenv.PodIfName), hostMACOf(t, pod)
+	outer.SrcMAC, outer.DstMAC = pod.MACOf(t, testenv.PodIfName), pod.HostMAC(t)
 	return outer.MustBuild()
 }
 

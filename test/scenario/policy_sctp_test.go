@@ -58,10 +58,7 @@ func newSCTP(family int) (fd int, err error) {
 
 // socketSCTP returns a socket of SCTP, which is bound or connects.
 func socketSCTP(ns *testenv.Namespace, addr netip.AddrPort, use func(int, unix.Sockaddr) error) (file *os.File, err error) {
-	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: addr.Addr().As16(), Port: int(addr.Port())})
-	if addr.Addr().Is4() {
-		family, to = unix.AF_INET, &unix.SockaddrInet4{Addr: addr.Addr().As4(), Port: int(addr.Port())}
-	}
+	family, to := sockaddrOf(addr)
 	err = ns.Do(func() error {
 		fd, err := newSCTP(family)
 		if err != nil {

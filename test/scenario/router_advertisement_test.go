@@ -59,7 +59,7 @@ func advertisementOf(t *testing.T, pod *testenv.Pod) []byte {
 	t.Helper()
 	mac := pod.MACOf(t, testenv.PodIfName)
 	return testenv.Packet{
-		SrcMAC: mac, DstMAC: hostMACOf(t, pod), TTL: 255,
+		SrcMAC: mac, DstMAC: pod.HostMAC(t), TTL: 255,
 		Src: testenv.LinkLocalOf(mac), Dst: netip.MustParseAddr("ff02::1"),
 		Proto: unix.IPPROTO_ICMPV6, Type: 134, Rest: 64<<24 | 1800, Payload: string(make([]byte, 8)),
 	}.MustBuild()

@@ -77,7 +77,7 @@ func wantUnreachable(t *testing.T, from *testenv.Namespace, to netip.Addr) {
 		t.Errorf("connect to %s from %s: %v, want that it is unreachable", to, from.Name, err)
 	}
 	replies := openCapture(t, from, testenv.UplinkName) // a pod's interface has the same name
-	socket := listenPacket(t, from, at(unspecifiedOf(to), 0))
+	socket := listenPacket(t, from, at(testenv.Unspecified(to), 0))
 	within(t, "an ICMP error about UDP to "+to.String(), func() error { // the kernel limits their rate
 		if _, err := socket.WriteToUDPAddrPort([]byte("hello"), at(to, closedPort)); isUnreachable(err) {
 			return nil
@@ -97,13 +97,6 @@ func isICMPError(p testenv.Packet) bool {
 		return p.Type >= 1 && p.Type <= 4
 	}
 	return false
-}
-
-func unspecifiedOf(addr netip.Addr) netip.Addr {
-	if addr.Is4() {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
 }
 
 // wantNoneLeft wants that none of the packets has left the node.

@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"context"
+	"net"
 	"net/netip"
 
 	"github.com/containernetworking/cni/libcni"
@@ -100,4 +101,29 @@ func (p *Pod) addr(matches func(netip.Addr) bool) netip.Addr {
 		}
 	}
 	return netip.Addr{}
+}
+
+// HostMAC returns the address of the host's end of the pod's veth, from the result.
+func (p *Pod) HostMAC(tb TB) MAC {
+	tb.Helper()
+	for _, device := range p.Result.Interfaces {
+		if device.Sandbox == "" {
+			mac, err := net.ParseMAC(device.Mac)
+			Must(tb, err)
+			return MAC(mac)
+		}
+	}
+	tb.Fatalf("interfaces in the result: got %v, want one on the host", p.Result.Interfaces)
+	return MAC{}
+}
+
+// Sender returns the addresses that the pod's frames have, and those that another pod is known by.
+func (p *Pod) Sender(tb TB, other *Pod) Sender {
+	tb.Helper()
+	return Sender{
+		MAC: p.MACOf(tb, PodIfName), HostMAC: p.HostMAC(tb),
+		Addr4: p.Addr4(), Addr6: p.Addr6(), Other4: other.Addr4(), Other6: other.Addr6(),
+		Gateway4: IPv4.Gateway, Gateway6: IPv6.Gateway,
+		Remote4: OutsideAddr4, Remote6: OutsideAddr6,
+	}
 }

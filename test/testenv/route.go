@@ -26,8 +26,8 @@ func routeOf(prefix netip.Prefix, gateway netip.Addr) *netlink.Route {
 	}
 }
 
-// unspecified returns the unspecified address of addr's family.
-func unspecified(addr netip.Addr) netip.Addr {
+// Unspecified returns the unspecified address of addr's family.
+func Unspecified(addr netip.Addr) netip.Addr {
 	if addr.Is4() {
 		return netip.IPv4Unspecified()
 	}

@@ -61,7 +61,7 @@ func NewTopology(tb TB) *Topology {
 		tb.Fatalf("build topology: %v", err)
 	}
 	for _, gateway := range t.firstUplink().peer {
-		if err := t.Node.AddRoute(netip.PrefixFrom(unspecified(gateway), 0), gateway); err != nil {
+		if err := t.Node.AddRoute(netip.PrefixFrom(Unspecified(gateway), 0), gateway); err != nil {
 			tb.Fatalf("build topology: %v", err)
 		}
 	}

@@ -69,7 +69,7 @@ func (t *Topology) MoveUplink(tb TB, kind UplinkKind) (device string) {
 		tb.Fatalf("move addresses to a %s: %v", kind.Name, err)
 	}
 	for _, gateway := range []netip.Addr{OutsideAddr4, OutsideAddr6} {
-		everything := netip.PrefixFrom(unspecified(gateway), 0)
+		everything := netip.PrefixFrom(Unspecified(gateway), 0)
 		if err := t.Node.rtnl.RouteDel(routeOf(everything, gateway)); err != nil && !errors.Is(err, unix.ESRCH) { // the kernel may have removed it with the address
 			tb.Fatalf("remove the route on the first uplink: %v", err)
 		}
