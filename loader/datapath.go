@@ -185,13 +185,8 @@ func TakeTurn(ctx context.Context) (*flock.Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	atOnce, cancel := context.WithCancel(ctx)
-	cancel()
-	next, err := flock.Acquire(atOnce, d.dir.maps(), flock.Exclusive)
-	if errors.Is(err, flock.ErrBusy) {
-		return nil, nil
-	}
-	if err != nil {
+	next, err := tryLock(ctx, d.dir.maps())
+	if next == nil || err != nil {
 		return nil, err
 	}
 	turn, err := flock.Acquire(ctx, d.dir.progs(), flock.Exclusive)
@@ -201,9 +196,14 @@ func TakeTurn(ctx context.Context) (*flock.Lock, error) {
 // TryDropReader takes the lock of the one process that may read drop_events. It returns nil if another
 // process has it.
 func (d *Datapath) TryDropReader(ctx context.Context) (*flock.Lock, error) {
+	return tryLock(ctx, d.dir.links())
+}
+
+// tryLock returns nil if somebody has the lock.
+func tryLock(ctx context.Context, path string) (*flock.Lock, error) {
 	atOnce, cancel := context.WithCancel(ctx)
 	cancel()
-	lock, err := flock.Acquire(atOnce, d.dir.links(), flock.Exclusive)
+	lock, err := flock.Acquire(atOnce, path, flock.Exclusive)
 	if errors.Is(err, flock.ErrBusy) {
 		return nil, nil
 	}

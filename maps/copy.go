@@ -49,7 +49,7 @@ func copyArray[V any](c *loader.Copy, name string, edit func(*V)) error {
 	size := min(batchSize, int(live.MaxEntries()))
 	keys, values := make([]uint32, size), make([]V, size)
 	var errPut error
-	err := batches(live, keys, values, nil, func(n int) bool {
+	err := batches(live, keys, values, func(n int) bool {
 		for i := range values[:n] {
 			edit(&values[i])
 		}

@@ -168,7 +168,7 @@ func usedPlaces(dp *loader.Datapath, use func(bpf.FlowEntry) bool) error {
 	var all []bpf.FlowEntry
 	size := min(batchSize, int(dp.FlowTable.MaxEntries()))
 	keys, values := make([]uint32, size), make([]bpf.FlowEntry, size)
-	err = batches(dp.FlowTable, keys, values, nil, func(n int) bool {
+	err = batches(dp.FlowTable, keys, values, func(n int) bool {
 		all = append(all, values[:n]...)
 		return true
 	})
@@ -191,7 +191,7 @@ func usedPlaces(dp *loader.Datapath, use func(bpf.FlowEntry) bool) error {
 func flowIDs(dp *loader.Datapath) (ids []uint32, err error) {
 	size := min(batchSize, int(dp.FlowBuckets.MaxEntries()))
 	keys, values := make([]uint32, size), make([]bpf.FlowBucket, size)
-	err = batches(dp.FlowBuckets, keys, values, nil, func(n int) bool {
+	err = batches(dp.FlowBuckets, keys, values, func(n int) bool {
 		for _, bucket := range values[:n] {
 			ids = append(ids, bucket.Id[:]...)
 		}

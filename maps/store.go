@@ -238,7 +238,7 @@ func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 		}
 		size := min(batchSize, int(m.MaxEntries()))
 		keys, values := make([]K, size), make([]V, size)
-		err := batches(m, keys, values, nil, func(n int) bool {
+		err := batches(m, keys, values, func(n int) bool {
 			for i := range n {
 				if !yield(entry[K, V]{keys[i], values[i]}, nil) {
 					return false
@@ -260,7 +260,7 @@ func rawEntries(m *ebpf.Map) iter.Seq2[entry[[]byte, []byte], error] {
 		}
 		size := min(batchSize, int(m.MaxEntries()))
 		keys, values := byteArrays(size, m.KeySize()), byteArrays(size, m.ValueSize())
-		err := batches(m, keys.Interface(), values.Interface(), nil, func(n int) bool {
+		err := batches(m, keys.Interface(), values.Interface(), func(n int) bool {
 			for i := range n {
 				if !yield(entry[[]byte, []byte]{keys.Index(i).Bytes(), values.Index(i).Bytes()}, nil) {
 					return false
@@ -282,10 +282,10 @@ func byteArrays(n int, size uint32) reflect.Value {
 
 // batches fills the two slices repeatedly and calls use with the number of elements,
 // until use returns false.
-func batches(m *ebpf.Map, keys, values any, options *ebpf.BatchOptions, use func(n int) bool) error {
+func batches(m *ebpf.Map, keys, values any, use func(n int) bool) error {
 	var cursor ebpf.MapBatchCursor
 	for {
-		n, err := m.BatchLookup(&cursor, keys, values, options)
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		if errors.Is(err, ebpf.ErrNotSupported) { // by LPM tries before Linux 5.13
 			return eachEntry(m, keys, values, use)
 		}
