@@ -45,7 +45,7 @@ func chooseConfig(options Options) (bpf.HostConfig, error) {
 			return bpf.HostConfig{}, err
 		}
 	}
-	config := bpf.HostConfig{Attach: uint32(attach), Secret: newSecret(), Timeout: ticks(options.Timeouts)}
+	config := bpf.HostConfig{Attach: uint32(attach), Secret: newSecret(), Timeout: timeouts()}
 	for i := range ports {
 		config.MasqPorts[i] = ports[i]
 	}
@@ -139,8 +139,9 @@ func memory() uint64 {
 	return uint64(info.Totalram) * uint64(info.Unit)
 }
 
-// defaultTimeouts are netfilter's (Documentation/networking/nf_conntrack-sysctl.rst).
-var defaultTimeouts = [bpf.FlowStates]time.Duration{
+// flowTimeouts are the times for which an idle flow keeps its masquerading port: netfilter's
+// (Documentation/networking/nf_conntrack-sysctl.rst).
+var flowTimeouts = [bpf.FlowStates]time.Duration{
 	bpf.FlowSYNSent:     2 * time.Minute,
 	bpf.FlowSYNRecv:     time.Minute,
 	bpf.FlowEstablished: 5 * 24 * time.Hour,
@@ -155,12 +156,9 @@ var defaultTimeouts = [bpf.FlowStates]time.Duration{
 	bpf.FlowOther:       10 * time.Minute,
 }
 
-// ticks returns the timeout of each state in the datapath's unit, 2^30 ns.
-func ticks(timeouts map[bpf.FlowState]time.Duration) (ticks [bpf.FlowStates]uint32) {
-	for state, timeout := range defaultTimeouts {
-		if other, ok := timeouts[bpf.FlowState(state)]; ok {
-			timeout = other
-		}
+// timeouts returns flowTimeouts in the datapath's unit, 2^30 ns.
+func timeouts() (ticks [bpf.FlowStates]uint32) {
+	for state, timeout := range flowTimeouts {
 		ticks[state] = uint32(timeout >> 30)
 	}
 	return ticks

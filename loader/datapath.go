@@ -27,7 +27,6 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -65,9 +64,6 @@ type Options struct {
 	// MasqPorts are the first and last port that masquerading may choose; zero: the
 	// ports outside ip_local_port_range.
 	MasqPorts [2]uint16
-	// Timeouts are the times for which an idle flow keeps its masquerading port; missing
-	// states have netfilter's.
-	Timeouts map[bpf.FlowState]time.Duration
 
 	// Programs to load; nil: those embedded in the binary.
 	Programs *Programs

@@ -79,7 +79,6 @@ type fastPathRow struct {
 	in    string
 	flags uint8 // TCP; 0: ACK
 	edit  func(*testenv.Packet)
-	raw   func(s scene, f []byte) []byte
 
 	out  string // "": the packet goes to the stack unchanged
 	ends bool   // the entry is removed
@@ -130,9 +129,6 @@ func (h *host) checkFastPath(program string, s scene, r fastPathRow) error {
 		r.edit(&packet)
 	}
 	frame := packet.MustBuild()
-	if r.raw != nil {
-		frame = r.raw(s, frame)
-	}
 	for _, tier := range []string{"first packet", "second packet", "forwarding cache"} {
 		if err := h.checkBypass(program, s, r, packet, frame); err != nil {
 			return fmt.Errorf("%s: %w", tier, err)

@@ -21,10 +21,9 @@ type errorRow struct {
 	only string
 
 	// The maps before. The flows must not change.
-	ports   []hostPort
-	flows   []flow
-	nonMasq []nonMasq
-	device  string // the pod behind the veth; "": unknown
+	ports  []hostPort
+	flows  []flow
+	device string // the pod behind the veth; "": unknown
 
 	from  string // the error's sender
 	to    string // its receiver; "": the source of the quoted packet
@@ -100,7 +99,7 @@ func (r errorRow) buildError(s scene, from, text string, kind errorKind, quote i
 }
 
 func (h *host) checkError(program string, s scene, r errorRow, kind errorKind, quote int) error {
-	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillNonMasq(s, r.nonMasq), h.putDevice(r.device)); err != nil {
+	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.putDevice(r.device)); err != nil {
 		return err
 	}
 	before, err := h.flows().all()
