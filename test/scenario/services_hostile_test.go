@@ -15,13 +15,34 @@ import (
 
 // Hostile packets beside connections to a service, offloaded or ended. Each one gets where the stack alone delivers it.
 
-// besideService is a network with a connection from a to web by a service; x is a third pod.
+// hostRules translate connections to web.
+type hostRules struct {
+	name    string
+	table   string // of nftables
+	set     func(n *network, t *testing.T, f testenv.Family, web *testenv.Pod)
+	addr    func(f testenv.Family) netip.AddrPort
+	outside bool // where the client is, not in a
+}
+
+func rulesOfService() hostRules {
+	set := func(n *network, t *testing.T, f testenv.Family, web *testenv.Pod) { n.service(t, f, f.Pod(web)) }
+	return hostRules{"service", "kube", set, func(f testenv.Family) netip.AddrPort { return at(serviceAddrs[f.Name], 80) }, false}
+}
+
+func rulesOfNodePort(name string, masquerade bool) hostRules {
+	set := func(n *network, t *testing.T, f testenv.Family, web *testenv.Pod) { n.nodePort(t, f, web, masquerade) }
+	return hostRules{name, "nodeport", set, func(f testenv.Family) netip.AddrPort { return at(f.Node, nodePort) }, true}
+}
+
+// besideService is a network with a connection to web, from a or the outside, that the host's rules translate; x is a third pod.
 type besideService struct {
 	*network
+	hostRules
 	f          testenv.Family
 	protocol   string
 	a, web, x  *testenv.Pod
 	client     netip.AddrPort
+	seen       netip.AddrPort  // the client, for web
 	seq        map[bool]uint32 // of TCP: the next numbers, true for the client's
 	captures   map[string]*capture
 	names      map[netip.Addr]string
@@ -33,9 +54,10 @@ const clientPort, freePort = 5000, 6000
 
 // tuples returns the tuples of the connection, before and after translation, and of replies without a connection.
 func (b *besideService) tuples() map[string][2]netip.AddrPort {
-	service, backend, own := at(serviceAddrs[b.f.Name], 80), at(b.f.Pod(b.web), 80), at(b.f.Pod(b.x), 80)
+	service, backend, own := b.addr(b.f), at(b.f.Pod(b.web), 80), at(b.f.Pod(b.x), 80)
 	free := at(b.client.Addr(), freePort)
 	return map[string][2]netip.AddrPort{
+		"seen client to backend": {b.seen, backend}, "backend to seen client": {backend, b.seen},
 		"service to client": {service, b.client}, "backend to client": {backend, b.client},
 		"client to service": {b.client, service}, "client to backend": {b.client, backend},
 		"service to free port": {service, free}, "backend to free port": {backend, free},
@@ -55,7 +77,7 @@ func (b *besideService) hostilePackets(t *testing.T, name string, source netip.A
 	for _, tuple := range slices.Sorted(maps.Keys(tuples)) {
 		from, to := tuples[tuple][0], tuples[tuple][1]
 		packet := testenv.UDPPacket(from, to, attackPayload+name+tuple)
-		own := from.Addr() == source && slices.Contains([]string{"backend to client", "client to service"}, tuple)
+		own := from.Addr() == source && slices.Contains([]string{"backend to client", "backend to seen client", "client to service"}, tuple)
 		switch {
 		case b.protocol == "udp":
 			all = append(all, packet)
@@ -85,6 +107,9 @@ func (b *besideService) segments(name string, from, to netip.AddrPort) (all []te
 			}
 			p := testenv.TCPPacket(from, to, flags, fmt.Sprintf("%s%s, flags %d %s", attackPayload, name, flags, distance))
 			p.Seq, p.Ack = b.seq[from.Addr() == b.client.Addr()]+1<<30*uint32(1+2*i), b.seq[from.Addr() != b.client.Addr()]
+			if b.outside {
+				p.Ack += 1 << 30 // what conntrack finds invalid reaches the node, whose RST would have this number
+			}
 			all = append(all, p)
 		}
 	}
@@ -154,10 +179,10 @@ func (b *besideService) describe(t *testing.T, p testenv.Packet) string {
 }
 
 // newBesideService opens the connection and uses it until it is offloaded, if it may be.
-func newBesideService(t *testing.T, n *network, fastPath string, f testenv.Family, protocol string, a, web, x *testenv.Pod) (*besideService, *testenv.Client) {
+func newBesideService(t *testing.T, n *network, rules hostRules, fastPath string, f testenv.Family, protocol string, a, web, x *testenv.Pod) (*besideService, *testenv.Client) {
 	t.Helper()
 	b := &besideService{
-		network: n, f: f, protocol: protocol, a: a, web: web, x: x, client: at(f.Pod(a), clientPort), deliveries: map[string][]string{},
+		network: n, hostRules: rules, f: f, protocol: protocol, a: a, web: web, x: x, deliveries: map[string][]string{},
 		captures: map[string]*capture{"outside": openCapture(t, n.Outside, testenv.UplinkName)},
 		names:    map[netip.Addr]string{serviceAddrs[f.Name]: "service", f.Outside: "outside", f.Node: "node", f.Gateway: "gateway"},
 	}
@@ -166,49 +191,53 @@ func newBesideService(t *testing.T, n *network, fastPath string, f testenv.Famil
 		ping(t, pod.Namespace, f.Outside) // the node learns its neighbors
 	}
 	testenv.Must(t, n.node().SetSysctl("net/netfilter/nf_conntrack_tcp_loose", "1"))
-	n.service(t, f, f.Pod(web))
+	rules.set(n, t, f, web)
 	serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-	client := connect(t, a.Namespace, protocol, b.client, at(serviceAddrs[f.Name], 80))
+	opener := a.Namespace
+	b.client = at(f.Pod(a), clientPort)
+	if rules.outside {
+		opener, b.client = n.Outside, at(f.Outside, clientPort)
+	}
+	client := connect(t, opener, protocol, b.client, rules.addr(f))
 	ask(t, client, web.Namespace)
 	if fastPath != "never" {
 		n.eventuallyOffloads(t, f, client, web.Namespace)
 	}
 	b.seq = map[bool]uint32{}
 	for _, p := range b.captures["web"].received(t) {
-		if at(p.Src, p.SrcPort) == b.client {
+		if p.DstPort == 80 {
+			b.seen = at(p.Src, p.SrcPort)
 			b.seq[true], b.seq[false] = p.Seq+uint32(len(p.Payload)), p.Ack
 		}
 	}
 	return b, client
 }
 
-// What others send with the tuples of a service's connection, or about them, gets where the stack delivers it: while the
-// connection is offloaded, after conntrack has forgotten it, and after the service is gone. It does not end the connection.
+// What others send with the tuples of a connection that the host's rules translate, or about them, gets where the stack delivers
+// it: while the connection is offloaded, after conntrack has forgotten it, and after the rules are gone. It does not end the
+// connection.
 func TestHostileBesideServices(t *testing.T) {
 	testenv.Require(t, testenv.VisibleHooks)
-	for _, antiSpoof := range []bool{true, false} {
-		t.Run(fmt.Sprint("antiSpoof ", antiSpoof), func(t *testing.T) {
-			var byStack map[string][]string
-			for _, fastPath := range []string{"never", "established"} {
-				all := besideServices(t, fastPath, antiSpoof)
-				if fastPath == "never" {
-					byStack = all
-					continue
+	for _, tc := range []struct {
+		rules     hostRules
+		antiSpoof bool
+	}{
+		{rulesOfService(), true}, {rulesOfService(), false},
+		{rulesOfNodePort("node port", false), false}, {rulesOfNodePort("masqueraded node port", true), false},
+	} {
+		t.Run(fmt.Sprint(tc.rules.name, ", antiSpoof ", tc.antiSpoof), func(t *testing.T) {
+			byStack := besideServices(t, tc.rules, "never", tc.antiSpoof)
+			all := besideServices(t, tc.rules, "established", tc.antiSpoof)
+			for name, want := range byStack {
+				without := func(from, these []string) []string {
+					return slices.DeleteFunc(slices.Clone(from), func(s string) bool { return slices.Contains(these, s) })
 				}
-				for name := range all {
-					byStack[name] = append(byStack[name], []string{}...)
+				more, less := without(all[name], want), without(want, all[name])
+				if strings.Contains(name, "flags") {
+					less = nil // conntrack does not know the connection's numbers
 				}
-				for name, want := range byStack {
-					without := func(from, these []string) []string {
-						return slices.DeleteFunc(slices.Clone(from), func(s string) bool { return slices.Contains(these, s) })
-					}
-					more, less := without(all[name], want), without(want, all[name])
-					if strings.Contains(name, "flags") {
-						less = nil // conntrack does not know the connection's numbers
-					}
-					if len(more)+len(less) > 0 {
-						t.Errorf("%s: got %q, want as by the stack %q", name, all[name], want)
-					}
+				if len(more)+len(less) > 0 {
+					t.Errorf("%s: got %q, want as by the stack %q", name, all[name], want)
 				}
 			}
 		})
@@ -216,13 +245,13 @@ func TestHostileBesideServices(t *testing.T) {
 }
 
 // besideServices returns the deliveries of all attacks.
-func besideServices(t *testing.T, fastPath string, antiSpoof bool) map[string][]string {
+func besideServices(t *testing.T, rules hostRules, fastPath string, antiSpoof bool) map[string][]string {
 	t.Helper()
 	n := newNetworkWith(t, withKeys(fmt.Sprintf(`"ipMasq": true, "fastPath": "%s", "antiSpoof": %v`, fastPath, antiSpoof)))
 	a, web, x := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil), n.AddPod(t, "x", nil)
 	all := map[string][]string{}
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		b, client := newBesideService(t, n, fastPath, f, protocol, a, web, x)
+		b, client := newBesideService(t, n, rules, fastPath, f, protocol, a, web, x)
 		b.attack(t, "offloaded")
 		within(t, "the connection to work", func() error { // after what the socket has got
 			ctx, cancel := context.WithTimeout(testenv.Context(t), time.Second)
@@ -237,16 +266,29 @@ func besideServices(t *testing.T, fastPath string, antiSpoof bool) map[string][]
 		n.flush(t)
 		n.newGeneration(t)
 		b.attack(t, "forgotten")
-		n.nft(t, "delete table "+map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name]+" kube")
+		n.nft(t, "delete table "+map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name]+" "+rules.table)
 		n.flush(t)
 		n.newGeneration(t)
 		b.attack(t, "gone")
 		testenv.Must(t, client.Reset())
 		for name, deliveries := range b.deliveries {
+			if rules.outside && protocol == "udp" {
+				deliveries = unmasqueraded(deliveries)
+			}
 			slices.Sort(deliveries)
 			all[f.Name+", "+protocol+", "+name] = slices.Compact(deliveries)
 		}
 	})
+	return all
+}
+
+// unmasqueraded replaces the node's address by web's, for which it stands: the attacks have web and the outside open connections
+// with one tuple, and the plugin masquerades web's only.
+func unmasqueraded(deliveries []string) (all []string) {
+	for _, d := range deliveries {
+		all = append(all, strings.NewReplacer("gets node:another > outside:5000", "gets web:80 > outside:5000",
+			"gets node > outside", "gets web > outside", "about outside:5000 > node:another", "about outside:5000 > web:80").Replace(d))
+	}
 	return all
 }
 
