@@ -318,8 +318,7 @@ struct ct_nat {
  * its flows, which are in few cache lines. A keyed hash of the key chooses the bucket, and another
  * part of the hash is the id. flow_table.h has the rules of replacement and of locking.
  */
-#define FLOW_WAYS  16
-#define FLOW_KINDS 8 /* an id is a hash of the tuple, with enum flow_kind as its lowest bits */
+#define FLOW_WAYS 16
 
 struct flow_entry {
 	struct flow_key key;

@@ -50,7 +50,7 @@ static __always_inline void ct_nat_renew(void)
 		return;
 	args->new = args->flow;
 	args->new.last_seen = now_ticks();
-	flow_insert(true);
+	flow_insert();
 }
 
 /*
@@ -328,7 +328,7 @@ static __noinline bool ct_nat_record(const struct ct_translation *t, const struc
 	new->last_seen = now_ticks();
 	new->created = new->last_seen;
 	new->ct = t->ct;
-	return flow_insert(true);
+	return flow_insert();
 }
 
 /* Ends the offload of the tuple's former connection, if the stack has delivered a SYN+ACK that opens a new one. */

@@ -155,7 +155,7 @@ static __noinline long dnat_create(struct packet *p, const struct fwd_key *tuple
 	/* Before the flow exists, because other CPUs may search for it. */
 	if (flow_is_moved(&d->key, flow))
 		moved_record_flow(&d->key, flow, now_ticks());
-	return flow_insert(true) ? 0 : -ENOSPC;
+	return flow_insert() ? 0 : -ENOSPC;
 }
 
 /* Gives p the client port that the container sees. */

@@ -66,5 +66,5 @@ static __noinline bool flow_store_reply(const struct packet *p, const struct add
 	flow_open(&args->new, p, FROM_CONTAINER, now_ticks());
 	args->new.flags |= FLOW_REPLIED;
 	flow_access(FLOW_READ);
-	return flow_insert(true);
+	return flow_insert();
 }

@@ -103,7 +103,6 @@ static __always_inline void flow_find(struct flow_args *args)
 {
 	const struct flow_key *key = &args->key;
 	struct flow_bucket *bucket;
-	__u32 id;
 
 	if (!flow_tuple_equal(key, &args->hashed)) {
 		args->hashed = *key;
@@ -112,23 +111,28 @@ static __always_inline void flow_find(struct flow_args *args)
 						(__u32)key->local_port << 16 | key->protocol);
 	}
 	args->bucket = (args->hash & 0xffffffff) * config.flow_buckets >> 32;
-	args->id = (args->hash >> 32 & ~(FLOW_KINDS - 1)) | key->kind;
-	args->ways.all = FLOW_WAYS * 0x0101010101010101;
+	args->id = ((args->hash >> 32) + key->kind * GOLDEN) | 1;
+	args->way = FLOW_WAYS;
 	bucket = flow_bucket_of(args);
 	if (!bucket)
 		return;
-	for (__u32 way = 0; way < FLOW_WAYS; way++) {
-		id = bucket->id[way];
-		if ((id ^ args->id) < FLOW_KINDS)
-			args->ways.of[id % FLOW_KINDS] = way;
-	}
-	args->way = args->ways.of[key->kind % FLOW_KINDS];
+	for (__u32 way = 0; way < FLOW_WAYS; way++)
+		if (bucket->id[way] == args->id)
+			args->way = way;
 }
 
 /* Reports whether a flow of another kind may have the tuple of the key in args, which has been looked up. */
 static __always_inline bool flow_may_have(const struct flow_args *args, enum flow_kind kind)
 {
-	return args->ways.of[kind] < FLOW_WAYS;
+	__u32 id = ((args->hash >> 32) + kind * GOLDEN) | 1;
+	struct flow_bucket *bucket = flow_bucket_of(args);
+	bool found = false;
+
+	if (!bucket)
+		return false;
+	for (__u32 way = 0; way < FLOW_WAYS; way++)
+		found |= bucket->id[way] == id;
+	return found;
 }
 
 /* Records what follows from p, by which the flow in args is updated; args->flow is how it was before. */
@@ -318,12 +322,9 @@ static __always_inline bool flow_may_have_one_of(const struct flow_args *args, _
 	return places > FLOW_SPARE || !args->own;
 }
 
-/*
- * Chooses a place for the new flow in args. Returns false if its bucket has none. replace: flows that
- * are not assured may be replaced.
- */
+/* Chooses a place for the new flow in args. Returns false if its bucket has none. */
 static __always_inline bool flow_choose_place(struct flow_args *args,
-					      const struct flow_bucket *bucket, bool replace)
+					      const struct flow_bucket *bucket)
 {
 	args->free = 0;
 	args->free_id = 0;
@@ -345,7 +346,7 @@ static __always_inline bool flow_choose_place(struct flow_args *args,
 		args->version = args->free_version;
 		return true;
 	}
-	if (!replace || !args->weight)
+	if (!args->weight)
 		return false;
 	return args->weight >= FLOW_OWN ||
 	       (args->own < FLOW_WAYS / 2 && flow_may_have_one_of(args, args->free + args->others));
@@ -366,9 +367,9 @@ static __always_inline bool flow_place_is_unchanged(const struct flow_bucket *bu
 /*
  * Writes the new flow in flow_scratch under the key for which flow_access has looked, in place of
  * the flow that it has found. Returns false if another CPU has changed the place meanwhile, or if no
- * place is left. replace as in flow_choose_place.
+ * place is left.
  */
-__noinline int flow_insert(__u32 replace)
+__noinline int flow_insert(void)
 {
 	struct flow_args *args = flow_scratch_get();
 	struct flow_bucket *bucket;
@@ -387,7 +388,7 @@ __noinline int flow_insert(__u32 replace)
 	args->now = now_ticks();
 	args->replaced = args->id;
 	args->version = flow_version(&args->flow);
-	if (args->way >= FLOW_WAYS && !flow_choose_place(args, bucket, replace))
+	if (args->way >= FLOW_WAYS && !flow_choose_place(args, bucket))
 		return false;
 	entry = flow_entry_at(args, args->way);
 	if (!entry)

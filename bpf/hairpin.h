@@ -57,7 +57,7 @@ static __noinline bool hairpin_track_dnat(const struct packet *p, const struct e
 	args->new.payer = masq->flow.payer;
 	flow_open(&args->new, p, FROM_REMOTE, now_ticks());
 	args->keep = first;
-	inserted = flow_insert(true);
+	inserted = flow_insert();
 	args->keep = 0;
 	return inserted;
 }

@@ -28,7 +28,7 @@ static __always_inline bool host_flow_held_rst(const struct flow_key *key)
 	__builtin_memset(&args->new, 0, sizeof(args->new));
 	args->new.last_seen = now_ticks();
 	args->new.state = FLOW_OTHER;
-	return !flow_insert(true);
+	return !flow_insert();
 }
 
 /*
@@ -119,7 +119,7 @@ static __noinline int host_flow_create(struct __sk_buff *skb, const struct packe
 	args->new.nat_port = p->sport;
 	args->new.uplink = skb->ifindex;
 	flow_open(&args->new, p, FROM_CONTAINER, now_ticks());
-	flow_insert(true);
+	flow_insert();
 	return VERDICT_NEXT;
 }
 

@@ -195,7 +195,7 @@ __noinline int masq_insert(struct __sk_buff *skb, __u32 reuse)
 	if (masq_port_in_use(skb, key, args->ipv6))
 		return MASQ_TAKEN;
 	flows->new = *flow;
-	if (flow_insert(reuse != REUSE_NONE))
+	if (flow_insert())
 		return MASQ_ALLOCATED;
 	/*
 	 * The bucket is full, or another CPU was faster, with a packet of the same flow or of another

@@ -171,7 +171,7 @@ static __always_inline void offload_save(const struct connection *c)
 	if (offload_update())
 		return;
 	args->new = *(struct flow *)&copy->now;
-	flow_insert(true);
+	flow_insert();
 }
 
 /* Removes the connection's flow. */

@@ -270,7 +270,7 @@ __noinline int policy_pair_admits(struct __sk_buff *skb, __u32 ifindex)
 		flow_open(&flows->new, p, sent ? FROM_CONTAINER : FROM_REMOTE, now_ticks());
 	}
 	flows->new.policy_generation = generation;
-	return flow_insert(true);
+	return flow_insert();
 }
 
 /* Reports whether the rules of both containers admit p, which bypasses the stack from one to the other. */

@@ -178,7 +178,7 @@ static __always_inline bool policy_admit_known(struct policy_args *policy, struc
 		return false;
 	}
 	args->new.last_seen = now_ticks();
-	if (flow_insert(true) && older)
+	if (flow_insert() && older)
 		bpf_map_delete_elem(&admitted_flows, &args->key);
 	return true;
 }
@@ -277,7 +277,7 @@ __noinline int policy_track(__u32 sender, __u64 payer)
 		args->new.flags = opener;
 		flow_open(&args->new, p, sender, now_ticks());
 	}
-	if (!flow_insert(true) || !known)
+	if (!flow_insert() || !known)
 		return 0;
 	args->flow = args->new;
 	flow_track(sender);

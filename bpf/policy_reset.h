@@ -124,7 +124,7 @@ __noinline int reset_is_due(struct __sk_buff *skb)
 			policy->generation - 1; /* the rules do not admit it */
 		args->new.reset = host ? FLOW_PEER_HOST : 0;
 		reset_mark(&args->new, p->decided.refused, p->ack);
-		return !flow_expired(&args->new) && flow_insert(true);
+		return !flow_expired(&args->new) && flow_insert();
 	} else {
 		args->key.kind = FLOW_DNAT;
 		if (p->decided.masqueraded)

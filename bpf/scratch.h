@@ -78,10 +78,6 @@ struct flow_args {
 	__u32 replaced; /* its id; 0: the place is free */
 	__u32 bucket;	/* of the key */
 	__u32 id;
-	union {
-		__u64 all;
-		__u8 of[FLOW_KINDS];
-	} ways; /* of the flows of each kind that may have the key's tuple, as way */
 	struct flow_key hashed; /* the tuple of hash */
 	__u64 hash;
 	__u32 way; /* or FLOW_WAYS. Not in a register, where the verifier would follow each value. */

@@ -25,8 +25,10 @@ func (h *host) flows() flowTable {
 
 // placeOf returns the bucket of a key, and its id.
 func (f flowTable) placeOf(key bpf.FlowKey) (bucket, id uint32) {
+	const golden = 0x9e3779b1
+
 	hash := hashSecret(key.Remote, key.Local, uint64(key.RemotePort)<<32|uint64(key.LocalPort)<<16|uint64(key.Protocol))
-	return uint32(hash & 0xffffffff * uint64(f.buckets.MaxEntries()) >> 32), uint32(hash>>32)&^7 | uint32(key.Kind)
+	return uint32(hash & 0xffffffff * uint64(f.buckets.MaxEntries()) >> 32), (uint32(hash>>32) + uint32(key.Kind)*golden) | 1
 }
 
 // find returns the bucket of a key, and the way that has the key or is free. The way is flowWays if there is none.
