@@ -163,14 +163,14 @@ func (b *besideService) record(t *testing.T, attacker string) {
 // describe returns what matters of a packet, with names of the addresses and ports.
 func (b *besideService) describe(t *testing.T, p testenv.Packet) string {
 	t.Helper()
-	ports := func(port uint16) string {
-		if slices.Contains([]uint16{80, clientPort, freePort}, port) {
-			return fmt.Sprint(port)
+	side := func(addr netip.Addr, port uint16) string {
+		if addr != b.f.Node && slices.Contains([]uint16{80, clientPort, freePort}, port) {
+			return fmt.Sprintf("%s:%d", b.names[addr], port)
 		}
-		return "another" // chosen at random, if the tuple is in use
+		return b.names[addr] + ":another" // chosen at random, if the tuple is in use
 	}
 	if !isICMPError(p) {
-		return fmt.Sprintf("%s:%s > %s:%s, flags %d", b.names[p.Src], ports(p.SrcPort), b.names[p.Dst], ports(p.DstPort), p.TCPFlags)
+		return fmt.Sprintf("%s > %s, flags %d", side(p.Src, p.SrcPort), side(p.Dst, p.DstPort), p.TCPFlags)
 	}
 	quoted, err := testenv.DecodeIP([]byte(p.Payload))
 	testenv.Must(t, err)
