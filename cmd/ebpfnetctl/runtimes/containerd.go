@@ -3,8 +3,10 @@ package runtimes
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/BurntSushi/toml"
 )
@@ -38,7 +40,8 @@ var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1
 
 // findContainerd returns a runtime for each containerd that serves Kubernetes.
 func findContainerd(root string) (found []Runtime, err error) {
-	for _, file := range containerdFiles {
+	named, err := namedFiles(root)
+	for _, file := range slices.Concat(named, containerdFiles) {
 		r := Runtime{Name: "containerd", Source: file, ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}, CallsLoopback: true}
 		isOn, read, errFile := r.readContainerd(root, file, map[string]bool{})
 		if errFile != nil {
@@ -49,12 +52,37 @@ func findContainerd(root string) (found []Runtime, err error) {
 		if read {
 			continue
 		}
-		if file == containerdFiles[0] && errFile == nil && exists(root, "/usr/bin/containerd", "/usr/local/bin/containerd", "/run/containerd/containerd.sock") {
+		if file == containerdFiles[0] && len(named) == 0 && errFile == nil && exists(root, "/usr/bin/containerd", "/usr/local/bin/containerd", "/run/containerd/containerd.sock") {
 			r.Source = ""
 			found = append(found, r)
 		}
 	}
 	return found, err
+}
+
+// namedFiles returns the configurations that running containerds have as arguments, but for the usual ones.
+func namedFiles(root string) (files []string, err error) {
+	processes, err := filepath.Glob(filepath.Join(root, "proc/[0-9]*/cmdline"))
+	for _, process := range processes {
+		text, _ := os.ReadFile(process) // or it has ended
+		args := strings.Split(string(text), "\x00")
+		if filepath.Base(args[0]) != "containerd" {
+			continue
+		}
+		for i, arg := range args[1:] {
+			name, file, hasFile := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+			if !strings.HasPrefix(arg, "-") || name != "config" && name != "c" {
+				continue
+			}
+			if !hasFile && i+2 < len(args) {
+				file = args[i+2]
+			}
+			if filepath.IsAbs(file) && !slices.Contains(slices.Concat(files, containerdFiles), file) {
+				files = append(files, file)
+			}
+		}
+	}
+	return files, err
 }
 
 // readContainerd reads a file and those that it imports, which win. isOn is whether the CRI plugin is enabled.

@@ -48,6 +48,16 @@ func TestFind(t *testing.T) {
 			[]Runtime{containerd(main, "/c", "/b")}},
 		"sets lo up itself": {map[string]string{main: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nuse_internal_loopback = true\n"},
 			[]Runtime{{Name: "containerd", Source: main, ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}}}},
+		"sets lo up itself, by another file": {map[string]string{
+			"proc/7/cmdline": "/usr/bin/containerd\x00--config=/run/c.toml\x00", "run/containerd/containerd.sock": "",
+			"run/c.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nuse_internal_loopback = true\n"},
+			[]Runtime{{Name: "containerd", Source: "/run/c.toml", ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}}}},
+		"k3s that runs": {map[string]string{
+			"proc/7/cmdline": "containerd\x00-c\x00" + containerdFiles[1] + "\x00", "proc/8/cmdline": "less\x00-c\x00/c.toml\x00", containerdFiles[1]: "", "c.toml": ""},
+			[]Runtime{containerd(containerdFiles[1], DefaultConfDir, "/opt/cni/bin")}},
+		"of docker that runs": {map[string]string{
+			"proc/7/cmdline": "containerd\x00--config\x00/run/c.toml\x00", "run/c.toml": "disabled_plugins = ['cri']\n", "usr/bin/containerd": ""},
+			[]Runtime{{ConfDir: DefaultConfDir, BinDirs: DefaultBinDirs}}},
 		"of docker": {map[string]string{main: "disabled_plugins = [\"cri\"]\n"},
 			[]Runtime{{ConfDir: DefaultConfDir, BinDirs: DefaultBinDirs}}},
 		"k3s": {map[string]string{containerdFiles[1]: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/var/lib/rancher/k3s/data/cni\"\nconf_dir = \"/var/lib/rancher/k3s/agent/etc/cni/net.d\"\n"},
