@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,8 +15,11 @@ import (
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
+	api "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/objects"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
@@ -54,17 +58,18 @@ func (p *previewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 	var asked nodestate.Preview
 	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, most)).Decode(&asked)
-	var changed []*networkingv1.NetworkPolicy
+	var change policies.Change
 	if err == nil && (asked.Objects != "" || len(asked.Deleted) == 0) {
-		changed, err = readObjects(asked.Objects)
+		change, err = readObjects(asked.Objects)
 	}
+	change.Deleted = asked.Deleted
 	var cluster policies.Cluster
 	if err == nil {
 		cluster, err = p.cluster(r.Context())
 	}
 	var answer nodestate.Previewed
 	if err == nil {
-		answer, err = policies.Preview(p.node, cluster, asked.Deleted, changed, asked.Connections)
+		answer, err = policies.Preview(p.node, cluster, change, asked.Connections)
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -82,6 +87,7 @@ func (p *previewer) cluster(ctx context.Context) (cluster policies.Cluster, err 
 	if err != nil {
 		return cluster, err
 	}
+	source.NeedsNodes = true // new policies may name them
 	ctx, stop := context.WithTimeout(ctx, patience)
 	ended := make(chan struct{})
 	go func() { defer close(ended); source.Run(ctx) }()
@@ -100,27 +106,42 @@ func (p *previewer) cluster(ctx context.Context) (cluster policies.Cluster, err 
 	}
 }
 
-func readObjects(text string) (all []*networkingv1.NetworkPolicy, err error) {
+func readObjects(text string) (change policies.Change, err error) {
 	const peek = 4096 // bytes, which tell JSON from YAML
 
-	for decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), peek); ; {
-		object := &networkingv1.NetworkPolicy{}
-		err := decoder.Decode(object)
-		switch {
-		case errors.Is(err, io.EOF) && len(all) > 0:
-			return all, nil
+	for decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), peek); err == nil; {
+		var document runtime.RawExtension
+		switch err = decoder.Decode(&document); {
+		case errors.Is(err, io.EOF) && len(change.Policies)+len(change.ClusterPolicies) > 0:
+			return change, nil
 		case errors.Is(err, io.EOF):
-			return nil, errors.New("there is no NetworkPolicy")
-		case err != nil:
-			return nil, err
-		case object.Kind == "" && object.Name == "": // an empty document
-			continue
-		case object.Kind != "NetworkPolicy" || object.APIVersion != networkingv1.SchemeGroupVersion.String():
-			return nil, fmt.Errorf("got %s %s, want %s NetworkPolicy", object.APIVersion, object.Kind, networkingv1.SchemeGroupVersion)
+			return change, errors.New("there is no policy")
+		case err == nil && len(document.Raw) > 0:
+			err = addObject(&change, document.Raw)
 		}
-		if object.Namespace == "" {
-			object.Namespace = "default"
-		}
-		all = append(all, object)
 	}
+	return change, err
+}
+
+// addObject adds a policy in JSON. An empty document is none.
+func addObject(change *policies.Change, text []byte) (err error) {
+	var object metav1.PartialObjectMetadata
+	if err = json.Unmarshal(text, &object); err != nil || object.Kind == "" && object.Name == "" {
+		return err
+	}
+	switch object.APIVersion + " " + object.Kind {
+	case networkingv1.SchemeGroupVersion.String() + " NetworkPolicy":
+		policy := &networkingv1.NetworkPolicy{}
+		err = json.Unmarshal(text, policy)
+		policy.Namespace = cmp.Or(policy.Namespace, "default")
+		change.Policies = append(change.Policies, policy)
+	case api.GroupVersion.String() + " ClusterNetworkPolicy":
+		policy := &api.ClusterNetworkPolicy{}
+		err = json.Unmarshal(text, policy)
+		policy.Namespace = ""
+		change.ClusterPolicies = append(change.ClusterPolicies, policy)
+	default:
+		err = fmt.Errorf("got %s %s, want %s NetworkPolicy or %s ClusterNetworkPolicy", object.APIVersion, object.Kind, networkingv1.SchemeGroupVersion, api.GroupVersion)
+	}
+	return err
 }

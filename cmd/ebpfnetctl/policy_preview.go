@@ -47,12 +47,12 @@ type previewOptions struct {
 func newPolicyPreview() *cobra.Command {
 	var o previewOptions
 	cmd := &cobra.Command{
-		Use:   "preview [-f FILE] [--delete NAMESPACE/NAME]",
-		Short: "which connections of this node a change of NetworkPolicies would turn",
-		Long: `Asks the node agent what would change on this node if NetworkPolicies were
-applied or deleted: which of its pods' connections would end, and with --drops,
-which dropped ones would be admitted. Nothing is applied. Policies of -f replace
-those of the same name.
+		Use:   "preview [-f FILE] [--delete [NAMESPACE/]NAME]",
+		Short: "which connections of this node a change of policies would turn",
+		Long: `Asks the node agent what would change on this node if NetworkPolicies or
+ClusterNetworkPolicies were applied or deleted: which of its pods' connections
+would end, and with --drops, which dropped ones would be admitted. Nothing is
+applied. Policies of -f replace those of the same name.
 
 Exits with 3 if a live connection would end.`,
 		Example: `  ebpfnetctl policy preview -f new.yaml
@@ -62,7 +62,7 @@ Exits with 3 if a live connection would end.`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.file == "" && len(o.deleted) == 0 {
-				return usageError{errors.New("policy preview: expected -f FILE or --delete NAMESPACE/NAME")}
+				return usageError{errors.New("policy preview: expected -f FILE or --delete [NAMESPACE/]NAME")}
 			}
 			return preview(cmd, o)
 		},
@@ -70,8 +70,8 @@ Exits with 3 if a live connection would end.`,
 	}
 	o.AddToWrite(cmd.Flags())
 	o.dirs.add(cmd)
-	cmd.Flags().StringVarP(&o.file, "file", "f", "", "`FILE` has NetworkPolicies")
-	cmd.Flags().StringSliceVar(&o.deleted, "delete", nil, "a policy that is deleted, `NAMESPACE/NAME`; repeatable")
+	cmd.Flags().StringVarP(&o.file, "file", "f", "", "`FILE` has policies")
+	cmd.Flags().StringSliceVar(&o.deleted, "delete", nil, "a policy that is deleted, `[NAMESPACE/]NAME`; repeatable")
 	cmd.Flags().StringVar(&o.drops, "drops", "", "`FILE` has lines of drops --follow -o json, or of the agent's --log-denied")
 	cmd.Flags().StringVar(&o.state, "state", nodestate.Default, "`FILE` of the node agent")
 	addHelpFlag(cmd)
@@ -100,7 +100,7 @@ func preview(cmd *cobra.Command, o previewOptions) error {
 		return fmt.Errorf("ask the node agent: %w", err)
 	}
 	for _, warning := range answer.Warnings {
-		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: NetworkPolicy %s\n", warning)
+		output.Printf(cmd.ErrOrStderr(), "ebpfnetctl: policy %s\n", warning)
 	}
 	all := []turned{}
 	for _, turn := range answer.Turns {

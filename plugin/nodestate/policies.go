@@ -72,10 +72,10 @@ func SocketOf(path string) string { return filepath.Join(filepath.Dir(path), "ag
 // PreviewPath is the path of a URL, to which a Preview is posted.
 const PreviewPath = "/preview"
 
-// Preview asks which connections of this node's pods NetworkPolicies would turn.
+// Preview asks which connections of this node's pods policies would turn.
 type Preview struct {
 	Objects     string       `json:"objects"` // YAML or JSON. Those that exist would be replaced
-	Deleted     []string     `json:"deleted"` // such as shop/web. They must exist
+	Deleted     []string     `json:"deleted"` // such as shop/web, or no-mail for a ClusterNetworkPolicy. They must exist
 	Connections []Connection `json:"connections"`
 }
 

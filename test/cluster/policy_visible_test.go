@@ -95,6 +95,11 @@ func (c *cluster) wantTiers(pod *testenv.Pod) {
 		},
 	}}
 	running := web.connect(testenv.IPv6, other)
+	tiers.APIVersion, tiers.Kind = api.GroupVersion.String(), "ClusterNetworkPolicy"
+	want := turn{"ingress", running.Local().String(), "isolated by turned, shop/admit: turned ingress[0] denies it", false, false}
+	if turns := web.preview("", 3, "-f", web.fileOf(tiers)); !slices.Contains(turns, want) {
+		c.Errorf("preview: got %+v, want %+v", turns, want)
+	}
 	c.api.Set(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "clusternetworkpolicies.policy.networking.k8s.io"}}, tiers)
 	web.wantEnded(running)
 	for _, f := range testenv.Families {
@@ -137,13 +142,10 @@ func (n *node) wantLine(f testenv.Family, from, to *testenv.Pod, want drops.Drop
 // another one, if any. It returns the clients of dropped connections, in lines of drops, that it would admit.
 func (n *node) wantPreview(app, lines, ends, stays string) (admitted []string) {
 	n.t.Helper()
-	policyFile := filepath.Join(n.t.TempDir(), "admit.json")
 	policy := policyOf(app)
 	policy.APIVersion, policy.Kind = "networking.k8s.io/v1", "NetworkPolicy"
-	text, err := json.Marshal(policy)
-	testenv.Must(n.t, errors.Join(err, os.WriteFile(policyFile, text, 0o600)))
 	var ended []string
-	for _, turn := range n.preview(lines, 3, "-f", policyFile) {
+	for _, turn := range n.preview(lines, 3, "-f", n.fileOf(policy)) {
 		if turn.Admits != turn.Drop || turn.Direction != "ingress" || !strings.Contains(turn.Why, "shop/admit") {
 			n.t.Errorf("preview: got %+v", turn)
 		}
@@ -157,6 +159,15 @@ func (n *node) wantPreview(app, lines, ends, stays string) (admitted []string) {
 		n.t.Errorf("preview: got %v, want %v and not %v", ended, ends, stays)
 	}
 	return admitted
+}
+
+// fileOf writes an object as JSON.
+func (n *node) fileOf(object any) string {
+	n.t.Helper()
+	file := filepath.Join(n.t.TempDir(), "object.json")
+	text, err := json.Marshal(object)
+	testenv.Must(n.t, errors.Join(err, os.WriteFile(file, text, 0o600)))
+	return file
 }
 
 // turn is a connection that a change would turn.

@@ -28,6 +28,8 @@ import (
 
 // Source has the objects. Its methods are for one goroutine, except Run and Reconnect.
 type Source struct {
+	NeedsNodes bool // also without a ClusterNetworkPolicy
+
 	dialer  *connrotation.Dialer
 	changed chan time.Time
 	started chan func(context.Context) // for Run
@@ -190,7 +192,7 @@ func (s *Source) Need(ctx context.Context, pods, peers bool) {
 	s.policies.start(ctx, s.started, true)
 	s.installed.start(ctx, s.started, true)
 	s.clusterWide.start(ctx, s.started, s.isInstalled())
-	s.nodes.start(ctx, s.started, s.hasClusterWide())
+	s.nodes.start(ctx, s.started, s.NeedsNodes || s.hasClusterWide())
 	s.namespaces.start(ctx, s.started, pods)
 	s.own.start(ctx, s.started, pods)
 	s.peers.start(ctx, s.started, pods && peers)
@@ -240,7 +242,7 @@ func (s *Source) Cluster() (cluster policies.Cluster, isComplete, hasPeers bool)
 			cluster.Modes[n.name] = n.mode
 		}
 	}
-	return cluster, hasPolicies && hasNamespaces && hasOwn && (hasNodes || len(clusterWide) == 0), hasPeers
+	return cluster, hasPolicies && hasNamespaces && hasOwn && (hasNodes || s.nodes.now == nil && len(clusterWide) == 0), hasPeers
 }
 
 // Events returns what has become of pods of other nodes since the last call. isAll says that nothing else has changed.
