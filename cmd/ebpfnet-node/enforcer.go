@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	settle      = 40 * time.Millisecond // from one change of the datapath to the next
+	busy        = 50 * time.Millisecond // since the last change of the datapath: then others may follow at once
+	settle      = 25 * time.Millisecond // during which they do
 	peersWithin = 5 * time.Second       // for the first list of other nodes' pods
 )
 
@@ -72,6 +73,7 @@ func (e *enforcer) run(ctx context.Context) {
 	defer retry.Stop()
 	e.source.Need(ctx, false, false)
 	e.figures.count()
+	synced := time.Time{}
 	for delay := firstRetry; ; {
 		select {
 		case <-ctx.Done():
@@ -80,13 +82,16 @@ func (e *enforcer) run(ctx context.Context) {
 			if e.changed.IsZero() {
 				e.changed = at
 			}
+			if time.Since(synced) < busy {
+				e.settle(ctx)
+			}
 		case <-retry.C:
 		case <-ticker.C:
 			e.have = nil
 			e.figures.count()
 		}
-		next := time.After(settle)
 		err := e.sync(ctx)
+		synced = time.Now()
 		if !errors.Is(err, errPending) || !e.isReady.Load() || e.source.Err() != nil {
 			e.report(e.explain(err))
 		}
@@ -109,11 +114,18 @@ func (e *enforcer) run(ctx context.Context) {
 			retry.Reset(delay)
 			delay = min(2*delay, interval)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-next:
-		}
+	}
+}
+
+// settle waits for more changes, which the next sync takes, too.
+func (e *enforcer) settle(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(settle):
+	}
+	select {
+	case <-e.source.Changed():
+	default:
 	}
 }
 
