@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -374,6 +376,10 @@ func (s *Store) removeUnusedRuleSets(all policies) error {
 func (s *Store) removeRuleSets(ids map[uint32]bool) error {
 	if len(ids) == 0 {
 		return nil
+	}
+	// First the digests: nobody shares what a killed process has removed in part.
+	if err := putAll(s.dp.RuleSets, slices.Collect(maps.Keys(ids)), make([]bpf.RuleSet, len(ids))); err != nil {
+		return err
 	}
 	isRemoved := func(id uint32) bool { return ids[id] }
 	if err := errors.Join(removeIf(s.dp.PolicyRules, isRemoved, setOf), removeIf(s.dp.PolicyBlocks, isRemoved, setOf)); err != nil {

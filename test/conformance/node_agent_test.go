@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
@@ -166,5 +167,30 @@ func (h *host) freePodPolicies(t *testing.T, left int) {
 			}
 			return err
 		})
+	})
+}
+
+// TestRemovalOfRulesBreaksOff wants that nobody shares what is left of a rule set.
+func TestRemovalOfRulesBreaksOff(t *testing.T) {
+	h := newHost(t)
+	h.pod(t, "c1", dual("1.1.0")).add(t)
+	set := &maps.RuleSet{Rules: []maps.Rule{{Kind: maps.ClassPeer, Peer: 7, Last: 65535}}}
+	h.putPodPolicy(t, "u1", set)
+	h.withDatapath(t, func(dp *loader.Datapath) error {
+		testenv.Must(t, errors.Join(dp.OpenOnDemand(bpf.MapPolicyBlocks), dp.PolicyBlocks.Close()))
+		if maps.With(testenv.Context(t), dp, func(store *maps.Store) error { return store.FreePodPolicies(nil) }) == nil {
+			t.Error("free: got no error without the map of blocks")
+		}
+		return nil
+	})
+	h.putPodPolicy(t, "u1", set)
+	h.withDatapath(t, func(dp *loader.Datapath) error {
+		all, err := maps.Policies(dp)
+		testenv.Must(t, err)
+		ingress, _, err := maps.RuleSetsOf(dp, all[0])
+		if len(all) != 1 || ingress == nil || len(ingress.Rules) != 1 {
+			t.Errorf("got policies %+v, the rules %+v (%v), want what was written", all, ingress, err)
+		}
+		return err
 	})
 }
