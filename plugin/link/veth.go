@@ -266,7 +266,25 @@ func SetUpContainer(ns netns.NsHandle, container *netlink.Handle, p Pair, addres
 	}
 	all := ContainerRoutes(device.Index, addresses, routes)
 	p.leaveRoomForJumbo(all)
-	return addRoutes(container, all)
+	if err := addRoutes(container, all); err != nil {
+		return err
+	}
+	return p.introduceGateways(container, device, addresses)
+}
+
+// introduceGateways tells the container the gateways' MAC address, as if it had just asked. It could ask in vain, and would
+// then wait for a second: the kernel activates the host's end in a work queue, and until then drops what that sends.
+func (p Pair) introduceGateways(container *netlink.Handle, device *netlink.GenericLink, addresses []Address) error {
+	for _, address := range addresses {
+		if !address.Gateway.IsValid() {
+			continue
+		}
+		neighbor := &netlink.Neigh{LinkIndex: device.Index, IP: address.Gateway.AsSlice(), HardwareAddr: p.HostMAC, State: netlink.NUD_REACHABLE}
+		if err := container.NeighSet(neighbor); err != nil {
+			return fmt.Errorf("tell the container the MAC address of %s: %w", address.Gateway, err)
+		}
+	}
+	return nil
 }
 
 // addRoutes adds routes to the container. If another interface of the container has the same route, it adds ours with a

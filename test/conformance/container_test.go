@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -33,6 +34,7 @@ func TestContainer(t *testing.T) {
 	compareDevice(t, p.device(t), result.Interfaces[1])
 	compareAddresses(t, p, result)
 	compareRoutes(t, p, result)
+	wantGateways(t, p, result)
 	lo, err := p.Netlink().LinkByName("lo")
 	if err != nil || lo.Attrs().Flags&net.FlagUp == 0 {
 		t.Errorf("lo of the container is down: %v, %v", lo, err)
@@ -92,6 +94,20 @@ func compareRoutes(t *testing.T, p *pod, result *types100.Result) {
 		routes, err := rtnl.Routes(p.Netlink(), nl.GetIPFamily(want.Dst.IP), &netlink.Route{Dst: &want.Dst}, netlink.RT_FILTER_DST)
 		if err != nil || len(routes) != 1 || routes[0].LinkIndex != p.device(t).Attrs().Index {
 			t.Errorf("routes to %s: got %v (%v), want one by the interface", &want.Dst, routes, err)
+		}
+	}
+}
+
+// wantGateways wants that the container need not ask for the gateways' MAC address: who asks early gets no answer.
+func wantGateways(t *testing.T, p *pod, result *types100.Result) {
+	t.Helper()
+	for _, ip := range result.IPs {
+		neighbors, err := rtnl.Neighbors(p.Netlink(), p.device(t).Attrs().Index, nl.GetIPFamily(ip.Gateway))
+		testenv.Must(t, err)
+		if !slices.ContainsFunc(neighbors, func(n netlink.Neigh) bool {
+			return n.IP.Equal(ip.Gateway) && n.HardwareAddr.String() == result.Interfaces[0].Mac
+		}) {
+			t.Errorf("neighbors: got %v, want %s with %s", neighbors, ip.Gateway, result.Interfaces[0].Mac)
 		}
 	}
 }

@@ -18,8 +18,7 @@ import (
 )
 
 // An ADD under a policy, while the pod and a host outside, which have sent since before, do not stop. Between the pod and
-// the address that its rules do not name, no packet passes in either direction. From the other one, the first SYN arrives.
-// (The pod's own may wait in its kernel for the gateway's MAC address: it has asked for that before the device was ready.)
+// the address that its rules do not name, no packet passes in either direction. To and from the other one, the first SYN arrives.
 func TestPolicyFromTheFirstPacket(t *testing.T) {
 	var cidrs []string
 	refused := map[string]netip.Addr{}
@@ -77,6 +76,9 @@ func TestPolicyFromTheFirstPacket(t *testing.T) {
 		inside, outside := seen(t, pod.Namespace), seen(t, n.Outside)
 		if lost := outside.sent - before.sent - inside.received; lost != 0 {
 			t.Errorf("%d of the %d SYNs to pod %d are lost", lost, outside.sent-before.sent, i)
+		}
+		if lost := inside.sent - outside.received + before.received; lost != 0 {
+			t.Errorf("%d of the %d SYNs of pod %d are lost", lost, inside.sent, i)
 		}
 		if inside.sent == 0 || inside.received == 0 || inside.refused+outside.refused > 0 {
 			t.Errorf("pod %d: the pod has seen %+v, the host outside %+v", i, inside, outside)
