@@ -328,6 +328,15 @@ __noinline int uplink_reset(struct __sk_buff *skb)
 	return policy_reset(skb);
 }
 
+/* Records for the connection's next packets that p, with the tag of its ingress hook, leaves with its new source. */
+static __always_inline void uplink_record(struct __sk_buff *skb, struct packet *p, __u32 tag)
+{
+	if (p->decided.bypass)
+		fwd_cache_store_egress(skb);
+	else if (tag & TAG_TUPLE && !bypass_is_unchanged(skb, p, tag))
+		ct_nat_delivered(skb, p, tag, fib_hop_of_frame(skb));
+}
+
 /* Handles p, which leaves under no container's address. The host's rules may have changed a container's packet. */
 static __always_inline int uplink_sent(struct __sk_buff *skb, struct packet *p, __u32 tag)
 {
@@ -338,10 +347,7 @@ static __always_inline int uplink_sent(struct __sk_buff *skb, struct packet *p, 
 	verdict = host_flow_sent(skb);
 	if (verdict != VERDICT_NEXT || p->decided.new_port != p->sport)
 		return verdict;
-	if (p->decided.bypass)
-		fwd_cache_store_egress(skb);
-	else if (tag & TAG_TUPLE && !bypass_is_unchanged(skb, p, tag))
-		ct_nat_delivered(skb, p, tag, fib_hop_of_frame(skb));
+	uplink_record(skb, p, tag);
 	return VERDICT_NEXT;
 }
 
@@ -390,13 +396,9 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (verdict != NOT_HANDLED)
 		return verdict;
 	packet_translate(p, &p->src, p->sport);
-	if (p->decided.bypass) {
-		if (policy_checks() & POLICY_CHECK_ANY)
-			policy_track_bypass(skb);
-		fwd_cache_store_egress(skb);
-	} else if (tag & TAG_TUPLE && !bypass_is_unchanged(skb, p, tag)) {
-		ct_nat_delivered(skb, p, tag, fib_hop_of_frame(skb));
-	}
+	if (p->decided.bypass && policy_checks() & POLICY_CHECK_ANY)
+		policy_track_bypass(skb);
+	uplink_record(skb, p, tag);
 	return VERDICT_NEXT;
 }
 
