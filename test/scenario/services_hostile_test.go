@@ -306,7 +306,7 @@ func TestForgedSYNBesideServices(t *testing.T) {
 					client := connect(t, a.Namespace, "tcp", netip.AddrPort{}, at(serviceAddrs[f.Name], 80))
 					defer client.Close()
 					n.eventuallyOffloads(t, f, client, web.Namespace)
-					b := besideService{network: n, f: f, a: a, web: web, x: x, client: client.Local()}
+					b := besideService{network: n, hostRules: rulesOfService(), f: f, a: a, web: web, x: x, client: client.Local()}
 					w.send(t, testenv.TCPPacket(b.tuples()[tuple][0], b.tuples()[tuple][1], testenv.SYN, ""))
 					ping(t, w.ns, f.Node) // comes after it
 					n.newGeneration(t)
