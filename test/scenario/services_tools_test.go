@@ -159,7 +159,7 @@ func TestForwardRuleForServices(t *testing.T) {
 		testenv.Eventually(t, "the rule's effect", func() error { return rejected(client) })
 	}
 	n.newGeneration(t) // the other CPU's cached decisions
-	for range 3 { // the kernel limits errors
+	for range 3 {      // the kernel limits errors
 		for _, client := range clients["udp"] {
 			testenv.Must(t, rejected(client))
 		}
