@@ -85,7 +85,9 @@ struct nf_conn {
 #define CT_NAT_CLASH  (1U << 12)
 #define CT_HELPER     (1U << 13)
 
-#define CT_TCP_SYN_RECV 2 /* enum tcp_conntrack */
+/* enum tcp_conntrack */
+#define CT_TCP_SYN_RECV	 2
+#define CT_TCP_TIME_WAIT 7
 
 #define CT_NEEDED (CT_SEEN_REPLY | CT_CONFIRMED)
 #define CT_FORBIDDEN                                                                               \
@@ -171,14 +173,22 @@ static __always_inline bool ct_is_usable(__u64 ct)
 	return (__s32)(timeout - (__u32)bpf_jiffies64()) > 0;
 }
 
-/* Reports whether the last packets of a TCP connection that conntrack has believed are a SYN, and a SYN+ACK for it. */
-static __always_inline bool ct_tcp_begins(__u64 ct)
+/* Returns the state of a TCP connection. After a SYN, and a SYN+ACK for it, that is CT_TCP_SYN_RECV. */
+static __always_inline __u8 ct_tcp_state(__u64 ct)
 {
 	if (!bpf_core_field_exists(struct nf_conn, proto) ||
 	    !bpf_core_field_exists(struct ip_ct_tcp, state))
-		return true;
+		return CT_TCP_SYN_RECV;
 	return KERNEL_AT(struct ip_ct_tcp, ct + bpf_core_field_offset(struct nf_conn, proto))
-		       ->state == CT_TCP_SYN_RECV;
+		->state;
+}
+
+/* Reports whether conntrack has seen both ends open a TCP connection, and none reset it. */
+static __always_inline bool ct_tcp_is_open(__u64 ct)
+{
+	__u8 state = ct_tcp_state(ct);
+
+	return state >= CT_TCP_SYN_RECV && state <= CT_TCP_TIME_WAIT;
 }
 
 /* Reports whether two tuples have the same addresses, ports, and protocol. */
@@ -213,7 +223,7 @@ __noinline int ct_read(struct __sk_buff *skb, __u32 reply)
 	t->reply = !!reply;
 	ct_set_tuple(&t->out, t->ct, !reply, true);
 	ct_set_tuple(&t->in, t->ct, !!reply, false);
-	return ct_is_usable(t->ct);
+	return ct_is_usable(t->ct) && (t->in.protocol != IPPROTO_TCP || ct_tcp_is_open(t->ct));
 }
 
 /*

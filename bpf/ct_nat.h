@@ -336,7 +336,7 @@ static __always_inline void ct_nat_begin(const struct ct_translation *t)
 {
 	struct connection c = {};
 
-	if (!config.sees_hooks || !ct_tcp_begins(t->ct))
+	if (!config.sees_hooks || ct_tcp_state(t->ct) != CT_TCP_SYN_RECV)
 		return;
 	bypass_init_ct(&c, t);
 	offload_find(&c);
