@@ -412,6 +412,35 @@ func TestReusedPortsOfServices(t *testing.T) {
 	})
 }
 
+// The kernel uses the memory of conntrack entries again. So what a flow remembers as its entry may be that of another
+// connection of the pod to the same service.
+func TestReusedEntriesOfServices(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newEstablishedNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		n.service(t, f, f.Pod(web))
+		serve(t, web.Namespace, "udp", at(f.Pod(web), 80))
+		open := func(count int) (clients []*testenv.Client) {
+			for range count {
+				client := connect(t, a.Namespace, "udp", netip.AddrPort{}, at(serviceAddrs[f.Name], 80))
+				t.Cleanup(func() { client.Close() })
+				askOften(t, client, web.Namespace)
+				clients = append(clients, client)
+			}
+			return clients
+		}
+		forgotten := open(16)
+		n.flush(t)
+		open(128)
+		for _, client := range forgotten {
+			if seen := ask(t, client, web.Namespace); seen != client.Local() {
+				t.Errorf("the server sees %s, want %s", seen, client.Local())
+			}
+		}
+	})
+}
+
 // A pod opens many connections to a service. Those of another pod by a service keep their translation while they are quiet.
 func TestFloodOfService(t *testing.T) {
 	testenv.Require(t, testenv.VisibleHooks)
