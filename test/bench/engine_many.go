@@ -40,13 +40,13 @@ func many(e ends, slice time.Duration, serve func(listener int) error, next func
 type crowd struct {
 	poller *poller
 	to     *address
-	began  []time.Time // by socket: the start of its request; zero if it is closed
+	began  map[int]time.Time // by open socket: the start of its request
 	data   []byte
 }
 
 func newCrowd(to *address) (*crowd, error) {
 	p, err := newPoller()
-	return &crowd{poller: p, to: to, began: make([]time.Time, 16*clients), data: make([]byte, 1)}, err
+	return &crowd{poller: p, to: to, began: make(map[int]time.Time), data: make([]byte, 1)}, err
 }
 
 // run has all clients make requests until the slice is over.
@@ -112,17 +112,15 @@ func (c *crowd) nextConnection(fd int) error {
 
 func (c *crowd) close(fd int) {
 	closeSocket(fd)
-	c.began[fd] = time.Time{}
+	delete(c.began, fd)
 }
 
 // leave receives the outstanding replies, closes all connections and lets the server end.
 func (c *crowd) leave() error {
 	var errs []error
-	for fd, began := range c.began {
-		if !began.IsZero() {
-			errs = append(errs, c.receive(fd))
-			c.close(fd)
-		}
+	for fd := range c.began {
+		errs = append(errs, c.receive(fd))
+		c.close(fd)
 	}
 	c.data[0] = last
 	fd, err := connectSocket(unix.SOCK_STREAM, c.to)

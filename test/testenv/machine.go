@@ -53,7 +53,12 @@ func (m *Machine) Protect(fn func() error) (err error) {
 	done := make(chan struct{})
 	err = errors.New("the goroutine ended early") // replaced unless something exits the goroutine
 	go func() {
-		defer close(done)
+		defer func() {
+			if reason := recover(); reason != nil {
+				panic(reason) // while the caller waits: it would exit before all is printed
+			}
+			close(done)
+		}()
 		err = fn()
 	}()
 	<-done
