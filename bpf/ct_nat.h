@@ -215,7 +215,7 @@ static __always_inline bool ct_nat_leaves(struct __sk_buff *skb, struct packet *
 }
 
 /* Translates both sides of p. */
-static __always_inline long ct_nat_rewrite(struct __sk_buff *skb, const struct packet *p,
+static __always_inline long ct_nat_rewrite(struct __sk_buff *skb, struct packet *p,
 					   const struct ct_translation *t)
 {
 	long err = 0;

@@ -76,7 +76,7 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 		return VERDICT_DROP;
 	if (to && p->l3 && verdict == VERDICT_NEXT && !p->decided.judged_later)
 		verdict = bypass_from_uplink(skb, p, to, addr, port);
-	if (verdict != VERDICT_DROP && rewrite(skb, p, SIDE_DST, addr, port))
+	if (verdict != VERDICT_DROP && rewrite_side(skb, SIDE_DST))
 		return drop(skb, REASON_REWRITE);
 	if (verdict != VERDICT_NEXT)
 		return verdict;
@@ -139,7 +139,7 @@ static __noinline int forward_snat(struct __sk_buff *skb, struct packet *p, cons
 		fwd_cache_store_egress(skb);
 	else if (p->decided.masqueraded)
 		fwd_cache_record_source(skb, p);
-	if (rewrite(skb, p, SIDE_SRC, addr, port))
+	if (rewrite_side(skb, SIDE_SRC))
 		return drop(skb, REASON_REWRITE);
 	return VERDICT_NEXT;
 }

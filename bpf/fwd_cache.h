@@ -294,7 +294,7 @@ static __noinline long fwd_translate6(struct __sk_buff *skb, const struct packet
 				   0);
 }
 
-static __always_inline long fwd_rewrite6(struct __sk_buff *skb, const struct packet *p,
+static __always_inline long fwd_rewrite6(struct __sk_buff *skb, struct packet *p,
 					 const struct fwd_entry *entry)
 {
 	long err;
@@ -311,7 +311,7 @@ static __always_inline long fwd_rewrite6(struct __sk_buff *skb, const struct pac
 }
 
 /* Translates, forwards and addresses the frame of p as the entry says. */
-static __always_inline long fwd_rewrite(struct __sk_buff *skb, const struct packet *p,
+static __always_inline long fwd_rewrite(struct __sk_buff *skb, struct packet *p,
 					const struct fwd_entry *entry)
 {
 	if (entry->nat == FWD_NAT_BOTH &&

@@ -116,7 +116,7 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 }
 
 /* Sends p, a container's reply to the gateway, to the client of the masqueraded flow. */
-static __noinline int hairpin_reply(struct __sk_buff *skb, const struct packet *p,
+static __noinline int hairpin_reply(struct __sk_buff *skb, struct packet *p,
 				    const struct flow *masq)
 {
 	struct addr client = masq->nat_addr, host_addr;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "rewrite_error.h"
+#include "scratch.h"
 
 /* The offset of the L4 checksum, and bpf_l4_csum_replace's flags for the protocol. */
 static __always_inline __u32 checksum_offset(const struct packet *p, __u64 *flags)
@@ -118,26 +119,41 @@ static __always_inline long rewrite_plain_ipv4(struct __sk_buff *skb, const stru
 }
 
 /*
- * Replaces the address and port of one side. Returns 0 or a negative error, after
- * which the packet may be half rewritten and must be dropped.
+ * Replaces the address and port of one side of the packet in pkt_scratch by its new ones. Returns 0 or a negative
+ * error, after which the packet may be half rewritten and must be dropped. A global function: the verifier checks it
+ * once, and not for each of its many callers.
  */
-static __noinline long rewrite(struct __sk_buff *skb, const struct packet *p, enum side side,
-			       const struct addr *addr, __u16 port)
+__noinline int rewrite_side(struct __sk_buff *skb, __u32 side)
 {
-	const struct addr *from = side == SIDE_SRC ? &p->src : &p->dst;
-	__u16 from_port = side == SIDE_SRC ? p->sport : p->dport;
+	const struct packet *p = pkt_scratch_get();
+	const struct addr *from, *to;
+	__u16 from_port, port;
 	long err = 0;
 
+	if (!p)
+		return -EINVAL;
+	from = side == SIDE_SRC ? &p->src : &p->dst;
+	from_port = side == SIDE_SRC ? p->sport : p->dport;
+	to = &p->decided.new_addr;
+	port = p->decided.new_port;
 	if (p->icmp_error)
-		return rewrite_icmp_error(skb, p, side, addr, port);
+		return rewrite_icmp_error(skb, p, side, to, port);
 	if (is_plain_ipv4(p))
-		return rewrite_plain_ipv4(skb, p, side, addr_ipv4(addr), bpf_htons(port));
-	if (!addr_equal(from, addr))
-		err = p->ipv6 ? rewrite_ipv6(skb, p, side, from, addr)
-			      : rewrite_ipv4(skb, p, side, addr_ipv4(from), addr_ipv4(addr));
+		return rewrite_plain_ipv4(skb, p, side, addr_ipv4(to), bpf_htons(port));
+	if (!addr_equal(from, to))
+		err = p->ipv6 ? rewrite_ipv6(skb, p, side, from, to)
+			      : rewrite_ipv4(skb, p, side, addr_ipv4(from), addr_ipv4(to));
 	if (!err && packet_has_l4(p) && from_port != port)
 		err = rewrite_port(skb, p, side, bpf_htons(from_port), bpf_htons(port));
 	return err;
+}
+
+/* The same by addr:port, which become the new ones of p, the packet in pkt_scratch. */
+static __always_inline int rewrite(struct __sk_buff *skb, struct packet *p, enum side side,
+				   const struct addr *addr, __u16 port)
+{
+	packet_translate(p, addr, port);
+	return rewrite_side(skb, side);
 }
 
 /* Decrements the TTL, as a router does, and updates the IPv4 header checksum (RFC 1141). */
