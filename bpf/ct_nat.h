@@ -6,7 +6,7 @@
  *  - a FLOW_CT_NAT, found by the tuple before translation, has the address of conntrack's entry,
  *  - a FLOW_OFFLOAD, found by the tuple after translation, has what conntrack must know (offload.h).
  *
- * Whenever a packet is decided in full, conntrack's entry is read. If it is gone, or not the same
+ * Whenever a packet is decided in full, conntrack's entry is read. If it is gone, closed, or not the same
  * connection with the same translation, the stack decides again. Decisions are cached for 50 ms.
  */
 #pragma once
