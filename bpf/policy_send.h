@@ -254,6 +254,23 @@ static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct poli
 }
 
 /*
+ * Reports whether p, which the container in args sends, belongs to a connection that its rules admit. A reply by a host port
+ * needs no flow of theirs; hairpin clients are known by other addresses.
+ */
+static __always_inline bool policy_is_known_sent(struct policy_args *args, struct packet *p)
+{
+	struct flow_args *flow = flow_scratch_get();
+
+	if (!flow)
+		return false;
+	policy_set_outside(args, &p->dst);
+	if (!p->decided.to_host && policy_is_reply(args, p, TAG_NONE))
+		return true;
+	flow_sent_key(&flow->key, p, FLOW_POLICY);
+	return policy_is_known(FROM_CONTAINER);
+}
+
+/*
  * Reports whether the container that has sent the packet in pkt_scratch may do so, as far as from_container can
  * tell. If not, drops it. Tracks the connections whose replies are to be admitted.
  */
@@ -267,11 +284,9 @@ __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 	if (!args || !flow || !p || !device || !policy_load(args, device, p) || !args->rule_sets)
 		return true;
 	if (parsed == PARSED) {
-		flow_sent_key(&flow->key, p, FLOW_POLICY);
-		if (policy_is_known(FROM_CONTAINER)) {
-			p->decided.admitted = true;
+		p->decided.admitted = policy_is_known_sent(args, p);
+		if (p->decided.admitted)
 			return true;
-		}
 		if (p->decided.revoked && !policy_refuse(skb, p->decided.revoked, REFUSED_SENT))
 			return false;
 	}
