@@ -8,7 +8,7 @@ BPF_CFLAGS   := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-address-of-packe
 	-I/usr/include/$(shell uname -m)-linux-gnu
 
 # Debian packages that `make test` needs beside Go and make. `make demo` needs none.
-PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables iproute2 iputils-ping traceroute strace ethtool dnsmasq-base procps udev crun jq
+PACKAGES := clang-19 llvm-19 clang-format-19 libbpf-dev linux-libc-dev bpftool nftables iptables ipvsadm iproute2 iputils-ping traceroute strace ethtool dnsmasq-base procps udev crun jq
 BENCH_PACKAGES := nftables iptables
 CI_PACKAGES := mmdebstrap
 RUNTIME_PACKAGES := podman conmon crun busybox-static iproute2 iptables nftables

@@ -78,7 +78,8 @@ struct nf_conn {
 #define CT_SEEN_REPLY (1U << 1)
 #define CT_CONFIRMED  (1U << 3)
 #define CT_SRC_NAT    (1U << 4)
-#define CT_NAT	      (3U << 4) /* source, destination */
+#define CT_DST_NAT    (1U << 5)
+#define CT_NAT	      (CT_SRC_NAT | CT_DST_NAT)
 #define CT_SEQ_ADJUST (1U << 6)
 #define CT_DYING      (1U << 9)
 #define CT_TEMPLATE   (1U << 11)
@@ -199,11 +200,30 @@ static __always_inline bool ct_tuple_equal(const struct fwd_key *a, const struct
 	       a->ipv6 == b->ipv6;
 }
 
+static __always_inline bool ct_changes_src(const struct ct_translation *t)
+{
+	return t->in.sport != t->out.sport || !addr_equal(&t->in.src, &t->out.src);
+}
+
+static __always_inline bool ct_changes_dst(const struct ct_translation *t)
+{
+	return t->in.dport != t->out.dport || !addr_equal(&t->in.dst, &t->out.dst);
+}
+
 /* Reports whether both the source and the destination change. */
 static __always_inline bool ct_changes_both(const struct ct_translation *t)
 {
-	return (t->in.sport != t->out.sport || !addr_equal(&t->in.src, &t->out.src)) &&
-	       (t->in.dport != t->out.dport || !addr_equal(&t->in.dst, &t->out.dst));
+	return ct_changes_src(t) && ct_changes_dst(t);
+}
+
+/*
+ * Reports whether IPVS chooses the backend: conntrack has another destination, but no rule has set it. IPVS has timeouts
+ * of its own, and ends a connection whose packets it does not see.
+ */
+static __always_inline bool ct_is_ipvs(const struct ct_translation *t)
+{
+	return (t->reply ? ct_changes_src(t) : ct_changes_dst(t)) &&
+	       !(ct_status(t->ct) & CT_DST_NAT);
 }
 
 /*
@@ -223,7 +243,8 @@ __noinline int ct_read(struct __sk_buff *skb, __u32 reply)
 	t->reply = !!reply;
 	ct_set_tuple(&t->out, t->ct, !reply, true);
 	ct_set_tuple(&t->in, t->ct, !!reply, false);
-	return ct_is_usable(t->ct) && (t->in.protocol != IPPROTO_TCP || ct_tcp_is_open(t->ct));
+	return ct_is_usable(t->ct) && !ct_is_ipvs(t) &&
+	       (t->in.protocol != IPPROTO_TCP || ct_tcp_is_open(t->ct));
 }
 
 /*

@@ -43,6 +43,8 @@ var (
 	// VisibleHooks: programs can see what the stack does with forwarded packets.
 	VisibleHooks = Feature{Name: "BTF of the table of devices", Since: Version{6, 6}, Probe: probeVisibleHooks}
 
+	IPVS = Feature{Name: "IPVS", Module: "ip_vs", Probe: probeIPVS}
+
 	Conntrack = Feature{Name: "conntrack's netlink", Module: "nf_conntrack_netlink", Probe: probeConntrack}
 )
 
@@ -98,6 +100,15 @@ func probeLegacyTables() error {
 	return inScratch(func() error {
 		if out, err := exec.Command("ip6tables-legacy", "-S").CombinedOutput(); err != nil {
 			return fmt.Errorf("ip6tables-legacy: %w: %s", err, out)
+		}
+		return nil
+	})
+}
+
+func probeIPVS() error {
+	return inScratch(func() error {
+		if out, err := exec.Command("ipvsadm", "-L", "-n").CombinedOutput(); err != nil {
+			return fmt.Errorf("ipvsadm: %w: %s", err, out)
 		}
 		return nil
 	})
