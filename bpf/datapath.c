@@ -251,7 +251,7 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 		if (verdict == VERDICT_NEXT && p->decided.ct_nat)
 			verdict = ct_nat_forward(skb, p);
 	}
-	if (verdict == VERDICT_DROP && l3)
+	if (verdict == VERDICT_DROP)
 		return policy_reset(skb);
 	return verdict == NOT_HANDLED ? VERDICT_NEXT : verdict;
 }
@@ -370,7 +370,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	p->decided.generation = generation_get();
 	if (skb->ingress_ifindex && policy_checks() & POLICY_CHECK_ANY &&
 	    (!policy_leaves_bridge(skb, tag) || !uplink_admits(skb, tag)))
-		return l3 ? uplink_reset(skb) : VERDICT_DROP;
+		return uplink_reset(skb);
 	if (parsed == PARSED_NOT_IP)
 		return VERDICT_NEXT;
 	if (l3 && parsed == PARSED && node_any() && untranslated_lately(skb, p, tag))

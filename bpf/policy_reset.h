@@ -29,7 +29,7 @@ static __always_inline bool reset_may_answer(const struct packet *p)
 
 	return p->protocol == IPPROTO_TCP && p->tcp_ack && !p->tcp_rst && !p->tcp_syn &&
 	       !p->tcp_synack && p->fast_eligible && !p->icmp_error && !p->decided.ct_update &&
-	       !p->decided.remapped && p->l3 == ETH_HLEN && p->l4 == p->l3 + header;
+	       !p->decided.remapped && (!p->l3 || p->l3 == ETH_HLEN) && p->l4 == p->l3 + header;
 }
 
 /*
@@ -206,6 +206,8 @@ static __always_inline int reset_route(struct __sk_buff *skb, const struct packe
 	*ifindex = skb->ifindex;
 	if (packet_is_translated(p) ||
 	    (p->decided.ct_nat && !endpoint)) { /* back by the uplink, as its frame has come */
+		if (!p->l3)
+			return 0;
 		if (node_is_tunnel(skb->ifindex))
 			return -1;
 		return bpf_skb_load_bytes(skb, ETH_ALEN, macs, ETH_ALEN) ||
@@ -228,12 +230,26 @@ static __always_inline int reset_route(struct __sk_buff *skb, const struct packe
 	return direct ? 0 : BPF_F_INGRESS;
 }
 
+/* Sets the MAC addresses, unless p goes back by a device without Ethernet. To a container, it gets the header first. */
+static __always_inline long reset_write_link(struct __sk_buff *skb, const struct packet *p,
+					     const __u8 *macs, __u32 ifindex)
+{
+	__be16 protocol = skb->protocol;
+
+	if (!p->l3 && ifindex == skb->ifindex)
+		return 0;
+	if (!p->l3 && (bpf_skb_change_head(skb, ETH_HLEN, 0) ||
+		       bpf_skb_store_bytes(skb, 2 * ETH_ALEN, &protocol, sizeof(protocol), 0)))
+		return -EINVAL;
+	return bpf_skb_store_bytes(skb, 0, macs, 2 * ETH_ALEN, 0);
+}
+
 /* Answers the packet in pkt_scratch, which rules have refused, by a RST, if one is due. Else drops it. */
 __noinline int policy_reset(struct __sk_buff *skb)
 {
 	struct policy_args *policy = policy_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	__u8 macs[2 * ETH_ALEN];
+	__u8 macs[2 * ETH_ALEN] = {};
 	__u32 ifindex, count, id;
 	int flags;
 
@@ -242,7 +258,7 @@ __noinline int policy_reset(struct __sk_buff *skb)
 	flags = reset_route(skb, p, macs, &ifindex);
 	count = reset_count(policy->owner, &id);
 	if (flags < 0 || (count & 0xffff) >= RESETS_PER_TICK || !reset_is_due(skb) ||
-	    reset_write(skb) || bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+	    reset_write(skb) || reset_write_link(skb, p, macs, ifindex))
 		return VERDICT_DROP;
 	tuple_hint_write(id, count + 1);
 	skb->tc_index = flags ? TAG_RESET : TAG_TRANSLATED;

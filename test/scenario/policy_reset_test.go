@@ -118,24 +118,67 @@ func TestPolicyResets(t *testing.T) {
 							before := open
 							if older {
 								before = "none"
-								n.ctl(t, "set", "pods/pod", "policy=none")
-							} else {
-								n.setPolicy(t, pod, before)
 							}
-							client, server := pipe(t, from, to, way[0], way[1])
-							resets := countResets(t, client, server)
-							n.setPolicy(t, pod, shut)
-							first, second := client, server
-							if !clientFirst {
-								first, second = server, client
-							}
-							wantReset(t, "first", first)
-							wantReset(t, "second", second)
-							for end, s := range map[string]side{"client": client, "server": server} {
-								if got := resets(s); got != "1" {
-									t.Errorf("the %s has got %s RSTs, want 1", end, got)
-								}
-							}
+							n.wantResets(t, pod, revocation{from, to, way[0], way[1], before, shut}, clientFirst)
+						})
+					}
+				}
+			}
+		}
+	})
+}
+
+// revocation is a connection that rules admit, and later ones do not.
+type revocation struct {
+	from, to     *testenv.Namespace
+	listen, dial netip.AddrPort
+	open, shut   string // the rules; "none": none yet
+}
+
+// wantResets has a permission end while a connection uses it, and wants one RST for each end, for the next segment that it sends.
+func (n *network) wantResets(t *testing.T, pod *testenv.Pod, r revocation, clientFirst bool) {
+	t.Helper()
+	if r.open == "none" {
+		n.ctl(t, "set", "pods/pod", "policy=none")
+	} else {
+		n.setPolicy(t, pod, r.open)
+	}
+	client, server := pipe(t, r.from, r.to, r.listen, r.dial)
+	resets := countResets(t, client, server)
+	n.setPolicy(t, pod, r.shut)
+	first, second := client, server
+	if !clientFirst {
+		first, second = server, client
+	}
+	wantReset(t, "first", first)
+	wantReset(t, "second", second)
+	for end, s := range map[string]side{"client": client, "server": server} {
+		if got := resets(s); got != "1" {
+			t.Errorf("the %s has got %s RSTs, want 1", end, got)
+		}
+	}
+}
+
+// The same by an uplink whose packets have no Ethernet headers.
+func TestPolicyResetsWithoutEthernet(t *testing.T) {
+	tun := testenv.UplinkKinds[len(testenv.UplinkKinds)-1]
+	testenv.Require(t, tun.Feature)
+	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
+		n := newNetworkWith(t, conflist)
+		n.MoveUplink(t, tun)
+		pod := n.AddPod(t, "pod", mapBoth(8080, 80))
+		for _, f := range testenv.Families {
+			n.RouteTo(t, f.PodSubnet)
+			opened := revocation{pod.Namespace, n.Outside, at(f.Outside, 82), at(f.Outside, 82), `{"egress": [{}]}`, `{"egress": []}`}
+			accepted := revocation{n.Outside, pod.Namespace, at(f.Pod(pod), 84), at(f.Pod(pod), 84), `{"ingress": [{}]}`, `{"ingress": []}`}
+			byHostPort := accepted
+			byHostPort.listen, byHostPort.dial = at(f.Pod(pod), 80), at(f.Node, 8080)
+			for name, r := range map[string]revocation{"opened": opened, "accepted": accepted, "accepted, host port": byHostPort} {
+				for _, open := range []string{r.open, "none"} {
+					for _, clientFirst := range []bool{true, false} {
+						t.Run(fmt.Sprintf("%s, %s, before %s, client first %v", f.Name, name, open, clientFirst), func(t *testing.T) {
+							r.open = open
+							n.wantResets(t, pod, r, clientFirst)
 						})
 					}
 				}
