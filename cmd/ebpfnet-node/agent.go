@@ -87,7 +87,7 @@ func (a *agent) run(ctx context.Context) {
 			return
 		}
 		report := a.sync()
-		report.Err = errors.Join(report.Err, a.writeState(report))
+		report.Err = errors.Join(report.Err, a.writeState(&report))
 		a.health.Set(report)
 		events = a.events
 		isDone := report.Err == nil && report.Refused == 0
@@ -243,16 +243,16 @@ func (a *agent) describe(state *desired.State, report *health.Report) {
 }
 
 // writeState lets the plugin add containers from the first success on, and gives the reason why it must not before.
-func (a *agent) writeState(report health.Report) error {
+func (a *agent) writeState(report *health.Report) error {
 	before, err := nodestate.Read(a.state)
 	synced := before.Synced
 	if synced.IsZero() {
 		synced = before.Policed
 	}
-	state := nodestate.State{Node: a.name, Error: report.Reasons()}
-	if synced.IsZero() && state.Error == "" && a.enforcer != nil && !a.enforcer.isReady.Load() {
-		state.Error = errPending.Error()
+	if synced.IsZero() && a.enforcer != nil && !a.enforcer.isReady.Load() {
+		report.Pending = errPending
 	}
+	state := nodestate.State{Node: a.name, Error: report.Reasons()}
 	if synced.IsZero() && state.Error == "" {
 		synced = time.Now().UTC()
 	}

@@ -176,6 +176,26 @@ func (f *fake) wantGate(t *testing.T, when, want string) {
 	}
 }
 
+// TestStartWithPolicies is ready when the plugin may add containers, which is when the enforcer is ready.
+func TestStartWithPolicies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := started(t)
+		f.enforcer = &enforcer{}
+		f.send(nodeA, nodeB)
+		pass(batch)
+		for _, when := range []string{"before the enforcer", "before the agent has told the plugin"} {
+			f.want(t, when, 1, 1, errPending.Error())
+			f.wantGate(t, when, errPending.Error())
+			f.enforcer.isReady.Store(true)
+			wake(f.events)
+			synctest.Wait()
+		}
+		pass(batch)
+		f.want(t, "both", 1, 2, "ok")
+		f.wantGate(t, "both", "")
+	})
+}
+
 // TestRepair looks again when the host has lost something, at once with an event and in a minute without.
 func TestRepair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

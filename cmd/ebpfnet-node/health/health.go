@@ -17,6 +17,7 @@ import (
 type Report struct {
 	Err      error         // why it failed; nil: the host is in the desired state
 	Problems []string      // why other nodes do not reach this node's containers
+	Pending  error         // why the plugin does not add containers yet
 	API      error         // why the nodes may be out of date. The agent stays ready: packets flow
 	Took     time.Duration // 0: nothing was tried
 	Changes  int
@@ -31,8 +32,10 @@ type Report struct {
 func (r Report) Reasons() string { return strings.Join(r.reasons(), "; ") }
 
 func (r Report) reasons() (reasons []string) {
-	if r.Err != nil {
-		reasons = append(reasons, r.Err.Error())
+	for _, err := range []error{r.Err, r.Pending} {
+		if err != nil {
+			reasons = append(reasons, err.Error())
+		}
 	}
 	return append(reasons, r.Problems...)
 }
