@@ -396,15 +396,15 @@ func TestPolicyReplacementCost(t *testing.T) {
 		testenv.Must(t, errors.Join(n.node().Do(cmd.Start), cmd.Wait()))
 		return strings.Count(string(testenv.ReadFile(t, trace)), "\n")
 	}
-	const few, many = 10, 1000
+	const few, many, repeated = 10, 1000, 10 // calls that the kernel may want again
 	costs := map[int]int{}
 	for _, rules := range []int{few, many} {
 		replace(rules, 80)
 		costs[rules] = replace(rules, 81)
 	}
 	t.Logf("system calls by rules: %v", costs)
-	if costs[many] != costs[few] {
-		t.Errorf("replacing %d rules took %d system calls, %d rules %d; want the same", few, costs[few], many, costs[many])
+	if costs[many] > costs[few]+repeated {
+		t.Errorf("replacing %d rules took %d system calls, %d rules %d; want as many", few, costs[few], many, costs[many])
 	}
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		testenv.Must(t, datapath.OpenOnDemand(bpf.MapRuleSets, bpf.MapPolicyRules, bpf.MapPolicyBlocks))
