@@ -255,7 +255,7 @@ static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct poli
 
 /*
  * Reports whether p, which the container in args sends, belongs to a connection that its rules admit. A reply by a host port
- * needs no flow of theirs; hairpin clients are known by other addresses.
+ * to the outside needs no flow of theirs; hairpin clients are known by other addresses.
  */
 static __always_inline bool policy_is_known_sent(struct policy_args *args, struct packet *p)
 {
@@ -263,8 +263,9 @@ static __always_inline bool policy_is_known_sent(struct policy_args *args, struc
 
 	if (!flow)
 		return false;
-	policy_set_outside(args, &p->dst);
-	if (!p->decided.to_host && policy_is_reply(args, p, TAG_NONE))
+	if (!p->decided.to_host && port_is_marked(PORT_REPLIES, p->protocol, p->sport) &&
+	    policy_set_peer(args, &p->dst) && args->kind == PEER_OUTSIDE &&
+	    policy_is_reply(args, p, TAG_NONE))
 		return true;
 	flow_sent_key(&flow->key, p, FLOW_POLICY);
 	return policy_is_known(FROM_CONTAINER);
