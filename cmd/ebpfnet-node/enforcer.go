@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -15,7 +14,11 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
-const peersWithin = 5 * time.Second // for the first list of other nodes' pods
+const (
+	busy        = 50 * time.Millisecond // since the last change of the datapath: then others may follow at once
+	settle      = 25 * time.Millisecond // during which they do
+	peersWithin = 5 * time.Second       // for the first list of other nodes' pods
+)
 
 // policySource is package objects.
 type policySource interface {
@@ -70,6 +73,7 @@ func (e *enforcer) run(ctx context.Context) {
 	defer retry.Stop()
 	e.source.Need(ctx, false, false)
 	e.figures.count()
+	synced := time.Time{}
 	for delay := firstRetry; ; {
 		select {
 		case <-ctx.Done():
@@ -78,13 +82,16 @@ func (e *enforcer) run(ctx context.Context) {
 			if e.changed.IsZero() {
 				e.changed = at
 			}
-			e.settle()
+			if time.Since(synced) < busy {
+				e.settle(ctx)
+			}
 		case <-retry.C:
 		case <-ticker.C:
 			e.have = nil
 			e.figures.count()
 		}
 		err := e.sync(ctx)
+		synced = time.Now()
 		if !errors.Is(err, errPending) || !e.isReady.Load() || e.source.Err() != nil {
 			e.report(e.explain(err))
 		}
@@ -110,9 +117,12 @@ func (e *enforcer) run(ctx context.Context) {
 	}
 }
 
-// settle lets the watches take what they have read together with a change.
-func (e *enforcer) settle() {
-	runtime.Gosched()
+// settle waits for more changes, which the next sync takes, too.
+func (e *enforcer) settle(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(settle):
+	}
 	select {
 	case <-e.source.Changed():
 	default:
