@@ -43,6 +43,7 @@ var (
 	// VisibleHooks: programs can see what the stack does with forwarded packets.
 	VisibleHooks = Feature{Name: "BTF of the table of devices", Since: Version{6, 6}, Probe: probeVisibleHooks}
 
+	// IPVS: the kernel balances connections, as kube-proxy configures it in its mode ipvs.
 	IPVS = Feature{Name: "IPVS", Module: "ip_vs", Probe: probeIPVS}
 
 	Conntrack = Feature{Name: "conntrack's netlink", Module: "nf_conntrack_netlink", Probe: probeConntrack}
