@@ -382,6 +382,7 @@ func (c *Compiler) collect(pod *Pod, policies []*parsed, direction int) (rules [
 			continue
 		}
 		from.policies = append(from.policies, p.String())
+		rules, from.rules = slices.Grow(rules, len(p.rules[direction])), slices.Grow(from.rules, len(p.rules[direction]))
 		for i := range p.rules[direction] {
 			r := &p.rules[direction][i]
 			for _, rule := range c.expand(r, pod) {

@@ -105,13 +105,15 @@ func (p *parser) parse(object *networkingv1.NetworkPolicy) *parsed {
 		policy.isolates[egress] = policy.isolates[egress] || kind == networkingv1.PolicyTypeEgress
 	}
 	if policy.isolates[ingress] {
+		policy.rules[ingress] = make([]rule, len(spec.Ingress))
 		for i, r := range spec.Ingress {
-			policy.rules[ingress] = append(policy.rules[ingress], p.rule(object.Namespace, fmt.Sprintf("%s ingress[%d]", name, i), r.From, r.Ports, false))
+			policy.rules[ingress][i] = p.rule(object.Namespace, fmt.Sprintf("%s ingress[%d]", name, i), r.From, r.Ports, false)
 		}
 	}
 	if policy.isolates[egress] {
+		policy.rules[egress] = make([]rule, len(spec.Egress))
 		for i, r := range spec.Egress {
-			policy.rules[egress] = append(policy.rules[egress], p.rule(object.Namespace, fmt.Sprintf("%s egress[%d]", name, i), r.To, r.Ports, true))
+			policy.rules[egress][i] = p.rule(object.Namespace, fmt.Sprintf("%s egress[%d]", name, i), r.To, r.Ports, true)
 		}
 	}
 	p.limitWarnings(before, name)
