@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -14,11 +15,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
-const (
-	busy        = 50 * time.Millisecond // since the last change of the datapath: then others may follow at once
-	settle      = 25 * time.Millisecond // during which they do
-	peersWithin = 5 * time.Second       // for the first list of other nodes' pods
-)
+const peersWithin = 5 * time.Second // for the first list of other nodes' pods
 
 // policySource is package objects.
 type policySource interface {
@@ -73,7 +70,6 @@ func (e *enforcer) run(ctx context.Context) {
 	defer retry.Stop()
 	e.source.Need(ctx, false, false)
 	e.figures.count()
-	synced := time.Time{}
 	for delay := firstRetry; ; {
 		select {
 		case <-ctx.Done():
@@ -82,16 +78,13 @@ func (e *enforcer) run(ctx context.Context) {
 			if e.changed.IsZero() {
 				e.changed = at
 			}
-			if time.Since(synced) < busy {
-				e.settle(ctx)
-			}
+			e.settle()
 		case <-retry.C:
 		case <-ticker.C:
 			e.have = nil
 			e.figures.count()
 		}
 		err := e.sync(ctx)
-		synced = time.Now()
 		if !errors.Is(err, errPending) || !e.isReady.Load() || e.source.Err() != nil {
 			e.report(e.explain(err))
 		}
@@ -117,12 +110,9 @@ func (e *enforcer) run(ctx context.Context) {
 	}
 }
 
-// settle waits for more changes, which the next sync takes, too.
-func (e *enforcer) settle(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(settle):
-	}
+// settle lets the watches take what they have read together with a change.
+func (e *enforcer) settle() {
+	runtime.Gosched()
 	select {
 	case <-e.source.Changed():
 	default:

@@ -61,7 +61,10 @@ func New[T any](api rest.Interface, kind Kind[T], changed chan time.Time) *Watch
 
 // Dial has the clients of a configuration connect by a dialer, which can close their connections.
 func Dial(config *rest.Config) (*rest.Config, *connrotation.Dialer) {
-	dialer := connrotation.NewDialer((&net.Dialer{}).DialContext)
+	dialer := connrotation.NewDialer(func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		return &paced{Conn: conn}, err
+	})
 	config = rest.CopyConfig(config)
 	config.Dial = dialer.DialContext
 	return config, dialer
