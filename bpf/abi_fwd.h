@@ -80,7 +80,7 @@ struct fwd_entry {
 			__u32 owner[2]; /* of the flow: both halves */
 			__u32 id;	/* of the packet, translated */
 			enum flow_kind kind;
-		} flow;				 /* FWD_FLOW */
+		} flow; /* FWD_FLOW; FWD_STACK: what admits the packets, of the kind FLOW_POLICY, or 0 */
 		__u8 macs[12];			 /* FWD_CONTAINER: of the frame */
 		struct bpf_redir_neigh next_hop; /* FWD_NEXT_HOP */
 		struct {

@@ -187,7 +187,10 @@ static __noinline bool forward_is_masqueraded(struct __sk_buff *skb, const struc
 	return masq_find(skb);
 }
 
-/* Tags p, which is addressed to a container and has no flow, for forward_track_pending. */
+/*
+ * Tags p, for whose packet the last hook creates a flow: it is addressed to a container, and has none
+ * (forward_track_pending), or rules are to judge what the stack makes of it (policy_leaves).
+ */
 static __always_inline void forward_tag_pending(struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 tag = skb->tc_index | TAG_PENDING, key = tag % ROUTED_TUPLES;
@@ -197,7 +200,7 @@ static __always_inline void forward_tag_pending(struct __sk_buff *skb, const str
 		return;
 	entry->tuple = *packet_tuple(p);
 	entry->tag = tag & ~(__u32)TAG_JUDGED; /* as tag_take returns it */
-	skb->tc_index = tag;
+	skb->tc_index = tag | (p->decided.pending == PENDING_ADMITTED ? TAG_JUDGED : 0);
 }
 
 /*

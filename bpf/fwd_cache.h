@@ -32,6 +32,21 @@ static __always_inline bool fwd_mac_matches(struct __sk_buff *skb, const struct 
 	return eth && mac_equal(eth->h_source, entry->src_mac);
 }
 
+/* Updates the FLOW_POLICY of the packet in pkt_scratch, which has the entry. Returns false if it is gone. */
+static __noinline bool fwd_cache_track(const struct fwd_entry *entry)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+
+	if (!args || !p)
+		return false;
+	flow_sent_key(&args->key, p, FLOW_POLICY);
+	args->new.owner = fwd_entry_owner(entry);
+	args->new.policy_generation = policy_generation(entry->policies & 0xffff);
+	flow_access(FLOW_SENT);
+	return args->tracked;
+}
+
 /*
  * Returns the entry that applies to p, or NULL. Records p: the TCP numbers by which the end of the connection is recognized, or
  * one more packet through the stack.
@@ -51,12 +66,12 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 	if (entry->action == FWD_STACK || entry->action == FWD_FLOW) {
 		if (p->tcp_syn || p->tcp_synack)
 			return NULL;
-		if (entry->budget == FWD_NO_LIMIT)
-			return entry;
-		if (!fwd_entry_is_new(entry, p))
-			return NULL;
-		entry->budget--;
-		return entry;
+		if (entry->budget != FWD_NO_LIMIT) {
+			if (!fwd_entry_is_new(entry, p))
+				return NULL;
+			entry->budget--;
+		}
+		return entry->flow.kind == FLOW_POLICY && !fwd_cache_track(entry) ? NULL : entry;
 	}
 	if (entry->flags & FWD_PAIR && (entry->budget || fwd_changes_state(p)) &&
 	    !policy_pair_track(entry))
@@ -345,7 +360,7 @@ static __noinline int fwd_cache_receive(struct __sk_buff *skb, struct packet *p,
 		return NOT_HANDLED;
 	flow_received_key(&args->key, p, entry->flow.kind);
 	flow = &args->new;
-	flow->owner = (__u64)entry->flow.owner[1] << 32 | entry->flow.owner[0];
+	flow->owner = fwd_entry_owner(entry);
 	if (entry->flow.kind == FLOW_SNAT) {
 		flow->nat_addr = entry->nat_addr;
 		flow->nat_port = entry->nat_port;

@@ -146,7 +146,7 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 	if (!entry)
 		return NULL;
 	entry->key = *key;
-	entry->action = FWD_STACK;
+	entry->action = FWD_COUNT;
 	entry->nat = FWD_NAT_NONE;
 	entry->updated = bpf_jiffies64();
 	entry->generation = p->decided.generation;

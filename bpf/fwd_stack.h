@@ -22,6 +22,37 @@ static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry, cons
 	       (p->protocol != IPPROTO_TCP || !tuple_hint_exists(p));
 }
 
+static __always_inline void fwd_entry_set_owner(struct fwd_entry *entry, __u64 owner)
+{
+	entry->flow.owner[0] = owner;
+	entry->flow.owner[1] = owner >> 32;
+}
+
+static __always_inline __u64 fwd_entry_owner(const struct fwd_entry *entry)
+{
+	return (__u64)entry->flow.owner[1] << 32 | entry->flow.owner[0];
+}
+
+/* Has the entry leave packets like p, whose tuple has the id, to the stack, if nothing but the plugin's maps can change that. */
+static __always_inline void fwd_entry_repeat(struct fwd_entry *entry, const struct packet *p,
+					     __u32 id)
+{
+	struct device *device = p->decided.known ? device_lookup(p->ifindex) : NULL;
+
+	entry->action = FWD_COUNT;
+	entry->flow.kind = 0;
+	if (!p->decided.stack_cacheable || p->decided.pending || (p->decided.known && !device))
+		return;
+	entry->action = FWD_STACK;
+	entry->tag = tag_of(id) | tag_judged(p);
+	entry->policies = p->decided.policies;
+	entry->policy_generation = p->decided.policy_generation;
+	if (!device)
+		return;
+	entry->flow.kind = FLOW_POLICY;
+	fwd_entry_set_owner(entry, device->owner);
+}
+
 /*
  * Sets the entry for p, which goes through the stack, where its tuple has the id. The flow of a
  * remote's packet keeps its owner until the generation changes.
@@ -32,13 +63,13 @@ static __always_inline void fwd_entry_to_stack(struct fwd_entry *entry, const st
 	const struct decision *decided = &p->decided;
 	struct endpoint *to = decided->flow_kind ? endpoint_lookup(&decided->new_addr) : NULL;
 
-	entry->tag = tag_of(id) | tag_judged(p);
-	entry->action = decided->stack_cacheable && !decided->pending ? FWD_STACK : FWD_COUNT;
-	if (!to || to->route_set)
+	if (!to || to->route_set) {
+		fwd_entry_repeat(entry, p, id);
 		return;
+	}
 	entry->action = FWD_FLOW;
-	entry->flow.owner[0] = to->owner;
-	entry->flow.owner[1] = to->owner >> 32;
+	entry->tag = tag_of(id) | tag_judged(p);
+	fwd_entry_set_owner(entry, to->owner);
 	entry->flow.id = id;
 	entry->flow.kind = decided->flow_kind;
 	entry->nat_addr = decided->new_addr;
@@ -68,8 +99,11 @@ static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct 
 		budget = entry->budget;
 		if (budget && budget != FWD_NO_LIMIT)
 			entry->budget = --budget;
-		if (fwd_entry_is_current(entry))
+		if (fwd_entry_is_current(entry)) {
+			if (entry->action == FWD_COUNT)
+				fwd_entry_repeat(entry, p, id);
 			return !budget;
+		}
 	} else if (opens || p->protocol == IPPROTO_UDP) {
 		flags = FWD_NEW;
 	}

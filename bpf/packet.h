@@ -17,6 +17,13 @@ enum refused { /* the packet, by the rules of */
 	REFUSED_RECEIVED = 2, /* its receiver */
 };
 
+/* Whether only the last hook can tell if rules admit a packet, because the stack may translate it. */
+enum pending {
+	PENDING_NOT = 0,
+	PENDING_REFUSED = 1,  /* and they do not admit it as it is */
+	PENDING_ADMITTED = 2, /* they do, and it has a FLOW_POLICY, if it may open one */
+};
+
 /* What the hooks have decided about a packet. */
 struct decision {
 	struct addr new_addr; /* of the side that is translated, afterwards */
@@ -32,7 +39,8 @@ struct decision {
 	__u8 flow_kind;	      /* not 0: of the flow that translates a remote's packet */
 	bool stack_cacheable; /* only the plugin's maps decide that it goes through the stack */
 	bool admitted;	      /* as TAG_JUDGED */
-	bool pending;	      /* only the last hook can tell whether they admit it */
+	bool known;	      /* by the FLOW_POLICY of its sender */
+	__u8 pending;	      /* enum pending */
 	bool parsed;	      /* for policy.h: PARSED, not less */
 	bool judged_later;    /* by to_container, if the rules do not admit it before */
 	bool ct_nat;	      /* the host's rules translate the connection: ct_nat.h */

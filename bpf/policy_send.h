@@ -126,6 +126,30 @@ static __always_inline bool policy_has_left(struct __sk_buff *skb, struct packet
 }
 
 /*
+ * Reports whether from_container has found that the rules of its sender admit p, which has the tag, on its way to receiver. What
+ * the stack may have translated must still be the same packet, to the peer that its address has said.
+ */
+static __always_inline bool policy_is_admitted(struct __sk_buff *skb, const struct packet *p,
+					       const struct device *receiver, __u32 tag)
+{
+	__u32 key = tag % ROUTED_TUPLES;
+	const struct endpoint *to;
+	const struct routed *entry;
+
+	if (!p->decided.admitted || !(tag & TAG_TUPLE && tag & TAG_PENDING))
+		return p->decided.admitted;
+	entry = bpf_map_lookup_elem(&routed, &key);
+	if (!entry || entry->tag != tag || !p->decided.parsed ||
+	    entry->tuple.ifindex != skb->ingress_ifindex ||
+	    !ct_tuple_equal(&entry->tuple, packet_tuple(p)))
+		return false;
+	if (!receiver)
+		return true;
+	to = endpoint_lookup(&p->dst);
+	return to && to->ifindex == skb->ifindex;
+}
+
+/*
  * Reports whether the container behind the device sender may send p to the one behind the device
  * receiver; NULL: to the outside. p has the tag. If not, drops p.
  */
@@ -137,7 +161,7 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 	bool parsed = p->decided.parsed, admitted;
 
 	/* Loaded in any case: what is cached now depends on it. */
-	if (!args || !policy_load(args, sender, p) || p->decided.admitted ||
+	if (!args || !policy_load(args, sender, p) || policy_is_admitted(skb, p, receiver, tag) ||
 	    (!RULE_SET_EGRESS(args->rule_sets) && (receiver || !parsed)))
 		return true;
 	if (tag == TAG_BYPASS) {
@@ -268,7 +292,8 @@ static __always_inline bool policy_is_known_sent(struct policy_args *args, struc
 	    policy_is_reply(args, p, TAG_NONE))
 		return true;
 	flow_sent_key(&flow->key, p, FLOW_POLICY);
-	return policy_is_known(FROM_CONTAINER);
+	p->decided.known = policy_is_known(FROM_CONTAINER);
+	return p->decided.known;
 }
 
 /*
@@ -279,10 +304,9 @@ __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 {
 	struct policy_args *args = policy_scratch_get();
 	struct device *device = device_lookup(skb->ifindex);
-	struct flow_args *flow = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
 
-	if (!args || !flow || !p || !device || !policy_load(args, device, p) || !args->rule_sets)
+	if (!args || !p || !device || !policy_load(args, device, p) || !args->rule_sets)
 		return true;
 	if (parsed == PARSED) {
 		p->decided.admitted = policy_is_known_sent(args, p);
@@ -297,9 +321,12 @@ __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 	if (parsed != PARSED)
 		return true;
 	policy_set_peer(args, &p->dst);
-	if (policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
-		policy_track(FROM_CONTAINER, args->owner);
 	/* The last hook sees the peer after the host's translation, but behind a bridge not the device. */
-	p->decided.pending = !p->decided.ct_update;
+	p->decided.pending = p->decided.ct_update ? PENDING_NOT : PENDING_REFUSED;
+	if (!policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
+		return true;
+	policy_track(FROM_CONTAINER, args->owner);
+	if (p->decided.pending)
+		p->decided.pending = PENDING_ADMITTED;
 	return true;
 }

@@ -3,11 +3,15 @@ package scenario
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -197,4 +201,40 @@ func TestIsolationWithoutNamespace(t *testing.T) {
 	}
 	serve(t, pod.Namespace, "tcp", at(pod.Addr4(), 80))
 	n.wantDenied(t, a.Namespace, "tcp", at(pod.Addr4(), 80), pod, reasonPolicy)
+}
+
+// A connection that has ended no longer counts as established, by whatever path its packets have gone: flows of ended ones would
+// fill the share of a server.
+func TestPolicyOfEndedConnections(t *testing.T) {
+	forEachFastPath(t, `"ipMasq": true, "policy": {"ingress": [{}], "egress": [{}]}`, func(t *testing.T, conflist string) {
+		const number = 50
+		n := newNetworkWith(t, conflist)
+		client, server := n.AddPod(t, "client", nil), n.AddPod(t, "server", nil)
+		for _, f := range testenv.Families {
+			testenv.Must(t, n.Outside.AddRoute(f.PodSubnet, f.Node))
+			inPod := serve(t, server.Namespace, "tcp", at(f.Pod(server), 80))
+			for _, path := range []struct {
+				from, to *testenv.Namespace
+				addr     netip.AddrPort
+			}{
+				{client.Namespace, server.Namespace, inPod}, {n.Outside, server.Namespace, inPod}, {n.node(), server.Namespace, inPod},
+				{client.Namespace, n.Outside, serve(t, n.Outside, "tcp", at(f.Outside, 80))},
+				{client.Namespace, n.node(), serve(t, n.node(), "tcp", at(f.Gateway, 80))},
+			} {
+				for range number {
+					reach(t, path.from, "tcp", path.addr, path.to)
+				}
+			}
+		}
+		testenv.Eventually(t, "the ends of the connections", func() (err error) {
+			n.withDatapath(t, func(datapath *loader.Datapath) {
+				for _, flow := range must(maps.Flows(datapath)) {
+					if flow.State == maps.FlowState(bpf.FlowEstablished) {
+						err = fmt.Errorf("%s: %v", flow, flow.State)
+					}
+				}
+			})
+			return err
+		})
+	})
 }
