@@ -75,6 +75,26 @@ func TestPolicyOfTranslated(t *testing.T) {
 	})
 }
 
+// The host's routes lead an address to another container than the one that has it. The rules judge who receives the packet.
+func TestPolicyOfReroutedAddress(t *testing.T) {
+	n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "never"`))
+	peer := n.secondNetwork(t).AddPod(t, "peer", nil)
+	thief := n.addWith(t, "thief", `"ipMasq": true, "fastPath": "never", "antiSpoof": false`, nil)
+	pod := n.addWith(t, "pod", `"ipMasq": true, "fastPath": "never", "policy": {"egress": [{"to": [{"network": "second"}]}]}`, nil)
+	device := thief.Result.Interfaces[0].Name
+	for _, f := range testenv.Families {
+		serve(t, peer.Namespace, "udp", at(f.Pod(peer), 80))
+		n.wantProbe(t, "udp80", pod.Namespace, peer.Namespace, f.Pod(peer), pod, true, reasonPolicyEgress)
+		addr := netip.PrefixFrom(f.Pod(peer), f.Pod(peer).BitLen()).String()
+		run(t, thief, "ip", "addr", "add", addr, "dev", testenv.PodIfName, "nodad")
+		n.ip(t, "route", "replace", addr, "dev", device)
+		n.ip(t, "neigh", "replace", f.Pod(peer).String(), "lladdr", thief.MACOf(t, testenv.PodIfName).String(), "dev", device)
+		serve(t, thief.Namespace, "udp", at(f.Pod(peer), 80))
+		n.wantProbe(t, "udp80", n.node(), thief.Namespace, f.Pod(peer), pod, true, reasonPolicyEgress)
+		n.wantProbe(t, "udp80", pod.Namespace, thief.Namespace, f.Pod(peer), pod, false, reasonPolicyEgress)
+	}
+}
+
 // Whatever the uplink is made of, the rules judge each packet once, as it leaves or arrives.
 func TestPolicyByUplinkKinds(t *testing.T) {
 	for _, kind := range testenv.UplinkKinds {
