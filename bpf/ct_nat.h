@@ -129,9 +129,10 @@ __noinline int ct_nat_sender_admits(struct __sk_buff *skb)
 	    !policy_load(args, sender, p) || !args->rule_sets)
 		return true;
 	ct_nat_policy_key(&flow->key, t);
-	p->decided.admitted = policy_is_known(FROM_CONTAINER);
+	p->decided.admitted = policy_is_known(FROM_CONTAINER) && !p->decided.pending;
 	if (p->decided.admitted)
 		return true;
+	p->decided.pending = PENDING_NOT;
 	to = endpoint_lookup(&p->dst);
 	if (to)
 		receiver = device_lookup(to->ifindex);

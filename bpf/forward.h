@@ -200,7 +200,7 @@ static __always_inline void forward_tag_pending(struct __sk_buff *skb, const str
 		return;
 	entry->tuple = *packet_tuple(p);
 	entry->tag = tag & ~(__u32)TAG_JUDGED; /* as tag_take returns it */
-	skb->tc_index = tag | (p->decided.pending == PENDING_ADMITTED ? TAG_JUDGED : 0);
+	skb->tc_index = tag | (p->decided.pending == PENDING_COMPARE ? TAG_JUDGED : 0);
 }
 
 /*

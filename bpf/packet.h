@@ -17,11 +17,11 @@ enum refused { /* the packet, by the rules of */
 	REFUSED_RECEIVED = 2, /* its receiver */
 };
 
-/* Whether only the last hook can tell if rules admit a packet, because the stack may translate it. */
+/* What the last hook does about a packet whose peer from_container cannot know, because the stack may translate it. */
 enum pending {
 	PENDING_NOT = 0,
-	PENDING_REFUSED = 1,  /* and they do not admit it as it is */
-	PENDING_ADMITTED = 2, /* they do, and it has a FLOW_POLICY, if it may open one */
+	PENDING_JUDGE = 1,   /* asks the rules */
+	PENDING_COMPARE = 2, /* the same, unless the packet is as it was: then they admit it */
 };
 
 /* What the hooks have decided about a packet. */
@@ -40,7 +40,7 @@ struct decision {
 	bool stack_cacheable; /* only the plugin's maps decide that it goes through the stack */
 	bool admitted;	      /* as TAG_JUDGED */
 	bool known;	      /* by the FLOW_POLICY of its sender */
-	__u8 pending;	      /* enum pending */
+	__u8 pending;	      /* enum pending: of what its sender's rules have not decided */
 	bool parsed;	      /* for policy.h: PARSED, not less */
 	bool judged_later;    /* by to_container, if the rules do not admit it before */
 	bool ct_nat;	      /* the host's rules translate the connection: ct_nat.h */

@@ -3,6 +3,9 @@
  * The flows that a container's rules have admitted. They admit replies, spare the rules for the connection's next
  * packets, and show what is revoked (policy_reset.h). A flow has the peer as the rules have seen it, after the
  * host's translation, and the generation of the policy. Under another generation, the rules judge it again.
+ *
+ * from_container does not know that peer. The flow that it makes is not confirmed: it admits replies, but the container's
+ * packets are judged by the last hook, until that has admitted one.
  */
 #pragma once
 
@@ -109,16 +112,16 @@ static __always_inline bool policy_find_pair(const struct policy_args *policy,
 	return found;
 }
 
-/* Sets the peer of a flow that its container has opened, if the host's rules translate the packet in pkt_scratch. */
-static __always_inline void policy_set_backend(struct flow *flow)
+/* Sets the peer of p's flow, which its container has opened, if it is known how the host's rules translate p. */
+static __always_inline bool policy_set_backend(struct flow *flow, const struct packet *p)
 {
 	const struct ct_translation *t = ct_scratch_get();
-	const struct packet *p = pkt_scratch_get();
 
-	if (!p || !t || !p->decided.ct_nat)
-		return;
+	if (!t || !p->decided.ct_nat)
+		return false;
 	flow->nat_addr = t->reply ? t->in.src : t->out.dst;
 	flow->nat_port = t->reply ? t->in.sport : t->out.dport;
+	return true;
 }
 
 /* Records that the rules no longer admit the connection of the TCP segment in pkt_scratch, which has the flow. */
@@ -155,10 +158,27 @@ static __always_inline bool policy_admits_again(struct policy_args *policy,
 }
 
 /*
+ * Has the last hook judge p, which the sender's flow admits, if that does not show the peer that the stack makes of its address.
+ * A datagram may get another one than those before; a TCP connection keeps it.
+ */
+static __always_inline void policy_await(struct packet *p, const struct policy_args *policy,
+					 const struct flow_key *key, const struct flow *flow,
+					 __u32 sender)
+{
+	bool translated = p->protocol != IPPROTO_TCP && !(flow->flags & FLOW_BY_REMOTE) &&
+			  !addr_equal(&flow->nat_addr, &key->remote);
+
+	if (sender == FROM_CONTAINER && RULE_SET_EGRESS(policy->rule_sets) &&
+	    (flow->reset & FLOW_UNCONFIRMED || translated))
+		p->decided.pending = PENDING_JUDGE;
+}
+
+/*
  * Creates the flow with the key in flow_scratch, which flow_access has not found, if the connection has been
  * admitted otherwise. Reports whether it has, and the rules admit it.
  */
-static __always_inline bool policy_admit_known(struct policy_args *policy, struct flow_args *args)
+static __always_inline bool policy_admit_known(struct policy_args *policy, struct flow_args *args,
+					       struct packet *p, __u32 sender)
 {
 	bool older = policy_find_older(policy, args);
 
@@ -167,8 +187,12 @@ static __always_inline bool policy_admit_known(struct policy_args *policy, struc
 	args->new.owner = policy->owner;
 	args->new.nat_addr = args->key.remote;
 	args->new.nat_port = args->key.remote_port;
-	if (!(args->new.flags &FLOW_BY_REMOTE))
-		policy_set_backend(&args->new);
+	args->new.reset = 0;
+	if (!(args->new.flags &FLOW_BY_REMOTE)) {
+		if (!policy_set_backend(&args->new, p) && RULE_SET_EGRESS(policy->rule_sets))
+			args->new.reset = FLOW_UNCONFIRMED;
+		policy_await(p, policy, &args->key, &args->new, sender);
+	}
 	args->new.policy_generation = policy->generation;
 	if (flow_expired(&args->new))
 		return false;
@@ -213,10 +237,12 @@ __noinline int policy_is_known(__u32 sender)
 	args->new.owner = policy->owner;
 	args->new.policy_generation = policy->generation;
 	flow_access(sender == FROM_CONTAINER ? FLOW_SENT : FLOW_RECEIVED);
-	if (args->tracked)
+	if (args->tracked) {
+		policy_await(p, policy, &args->key, flow, sender);
 		return true;
+	}
 	if (args->way >= FLOW_WAYS || flow->owner != policy->owner || flow_expired(flow))
-		return policy_admit_known(policy, args);
+		return policy_admit_known(policy, args, p, sender);
 	if (flow->policy_generation != policy->generation &&
 	    !policy_admits_again(policy, args, p, sender))
 		return false;
@@ -273,6 +299,8 @@ __noinline int policy_track(__u32 sender, __u64 payer)
 	args->new.nat_port = sender == FROM_CONTAINER ? p->dport : p->sport;
 	args->new.policy_generation = policy->generation;
 	args->new.reset = policy->host ? FLOW_PEER_HOST : 0;
+	if (sender == FROM_CONTAINER && p->decided.pending && RULE_SET_EGRESS(policy->rule_sets))
+		args->new.reset |= FLOW_UNCONFIRMED;
 	if (!known) {
 		args->new.flags = opener;
 		flow_open(&args->new, p, sender, now_ticks());

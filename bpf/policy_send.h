@@ -5,7 +5,34 @@
 #include "policy.h"
 
 /*
- * Creates the flow of a connection whose packet from_container could not judge, because the host has
+ * Confirms the flow that from_container has made for the packet in pkt_scratch, which the stack has not changed. The policy is in
+ * scratch memory. Returns true.
+ */
+__noinline int policy_confirm(void)
+{
+	struct policy_args *policy = policy_scratch_get();
+	struct flow_args *args = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+	struct flow_bucket *bucket;
+	struct flow_entry *entry;
+
+	if (!policy || !args || !p || !RULE_SET_EGRESS(policy->rule_sets))
+		return true;
+	flow_sent_key(&args->key, p, FLOW_POLICY);
+	flow_find(args);
+	bucket = flow_bucket_of(args);
+	entry = flow_entry_at(args, args->way);
+	if (args->way >= FLOW_WAYS || !bucket || !entry)
+		return true;
+	bpf_spin_lock(&bucket->lock);
+	if (flow_has_key(bucket, entry, args) && entry->flow.owner == policy->owner)
+		entry->flow.reset &= ~FLOW_UNCONFIRMED;
+	bpf_spin_unlock(&bucket->lock);
+	return true;
+}
+
+/*
+ * Creates the flow of a connection whose packet from_container could not judge, because the host may have
  * translated it since. The rules admit p, which has the tag.
  */
 static __always_inline void policy_track_pending(struct __sk_buff *skb,
@@ -47,6 +74,7 @@ __noinline int policy_track_host_port(struct __sk_buff *skb)
 	if (!args || !flow || !p || !policy_set_peer(args, &p->decided.new_addr) ||
 	    !policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->decided.new_port))
 		return 0; /* to_container drops p, unless the container is its own peer */
+	p->decided.pending = PENDING_NOT;
 	flow_sent_key(&flow->key, p, FLOW_POLICY);
 	flow_lookup(flow);
 	policy_track(FROM_CONTAINER, args->owner);
@@ -126,20 +154,18 @@ static __always_inline bool policy_has_left(struct __sk_buff *skb, struct packet
 }
 
 /*
- * Reports whether from_container has found that the rules of its sender admit p, which has the tag, on its way to receiver. What
- * the stack may have translated must still be the same packet, to the peer that its address has said.
+ * Reports whether from_container has found that its sender's rules admit p, which has the tag, is on its way to receiver, and
+ * whose peer the stack may have changed: it must be exactly the same packet, to the peer that its address has said.
  */
-static __always_inline bool policy_is_admitted(struct __sk_buff *skb, const struct packet *p,
-					       const struct device *receiver, __u32 tag)
+static __always_inline bool policy_is_same(struct __sk_buff *skb, const struct packet *p,
+					   const struct device *receiver, __u32 tag)
 {
 	__u32 key = tag % ROUTED_TUPLES;
 	const struct endpoint *to;
 	const struct routed *entry;
 
-	if (!p->decided.admitted || !(tag & TAG_TUPLE && tag & TAG_PENDING))
-		return p->decided.admitted;
 	entry = bpf_map_lookup_elem(&routed, &key);
-	if (!entry || entry->tag != tag || !p->decided.parsed ||
+	if (!p->decided.admitted || !entry || entry->tag != tag || !p->decided.parsed ||
 	    entry->tuple.ifindex != skb->ingress_ifindex ||
 	    !ct_tuple_equal(&entry->tuple, packet_tuple(p)))
 		return false;
@@ -158,12 +184,14 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 				     __u32 tag)
 {
 	struct policy_args *args = policy_scratch_get();
-	bool parsed = p->decided.parsed, admitted;
+	bool pending = tag & TAG_TUPLE && tag & TAG_PENDING, parsed = p->decided.parsed, admitted;
 
 	/* Loaded in any case: what is cached now depends on it. */
-	if (!args || !policy_load(args, sender, p) || policy_is_admitted(skb, p, receiver, tag) ||
+	if (!args || !policy_load(args, sender, p) || (p->decided.admitted && !pending) ||
 	    (!RULE_SET_EGRESS(args->rule_sets) && (receiver || !parsed)))
 		return true;
+	if (pending && policy_is_same(skb, p, receiver, tag))
+		return policy_confirm();
 	if (tag == TAG_BYPASS) {
 		policy_set_outside(args, &p->dst);
 	} else if (receiver) {
@@ -187,7 +215,7 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 	if ((!admitted || p->decided.revoked) &&
 	    !policy_refuse(skb, p->decided.revoked ?: REASON_POLICY_EGRESS, REFUSED_SENT))
 		return false;
-	if (tag & TAG_TUPLE && tag & TAG_PENDING && parsed)
+	if (pending && parsed)
 		policy_track_pending(skb, args, p, tag);
 	return true;
 }
@@ -305,12 +333,14 @@ __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 	struct policy_args *args = policy_scratch_get();
 	struct device *device = device_lookup(skb->ifindex);
 	struct packet *p = pkt_scratch_get();
+	bool known;
 
 	if (!args || !p || !device || !policy_load(args, device, p) || !args->rule_sets)
 		return true;
 	if (parsed == PARSED) {
-		p->decided.admitted = policy_is_known_sent(args, p);
-		if (p->decided.admitted)
+		known = policy_is_known_sent(args, p);
+		p->decided.admitted = known && !p->decided.pending;
+		if (known)
 			return true;
 		if (p->decided.revoked && !policy_refuse(skb, p->decided.revoked, REFUSED_SENT))
 			return false;
@@ -322,11 +352,11 @@ __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 		return true;
 	policy_set_peer(args, &p->dst);
 	/* The last hook sees the peer after the host's translation, but behind a bridge not the device. */
-	p->decided.pending = p->decided.ct_update ? PENDING_NOT : PENDING_REFUSED;
+	p->decided.pending = p->decided.ct_update ? PENDING_NOT : PENDING_JUDGE;
 	if (!policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
 		return true;
 	policy_track(FROM_CONTAINER, args->owner);
 	if (p->decided.pending)
-		p->decided.pending = PENDING_ADMITTED;
+		p->decided.pending = PENDING_COMPARE;
 	return true;
 }

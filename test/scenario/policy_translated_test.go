@@ -75,6 +75,46 @@ func TestPolicyOfTranslated(t *testing.T) {
 	})
 }
 
+// The rules admit a service's address and one pod behind it, but not the other one. Nor do they after the first packet, nor if the
+// service has had the admitted pod before.
+func TestPolicyOfEachDatagram(t *testing.T) {
+	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
+		n := newNetworkWith(t, conflist)
+		web, admitted := n.AddPod(t, "web", nil), n.secondNetwork(t).AddPod(t, "admitted", nil)
+		client := n.addWith(t, "client", `"ipMasq": true, "policy": {"egress": [{"to": [{"network": "second"}, {"cidr": "10.96.0.0/16"}, {"cidr": "fd00:96::/64"}]}]}`, nil)
+		for _, f := range testenv.Families {
+			server := listenPacket(t, admitted.Namespace, at(f.Pod(admitted), 80))
+			socket := listenPacket(t, client.Namespace, at(f.Pod(client), 5000))
+			n.nft(t, serviceRules(web))
+			wantDrops := func(when string) {
+				for i := range 3 {
+					before := n.dropsOf(t, client)[reasonPolicyEgress]
+					sendTo(t, socket, at(serviceOf(f), 80), "not admitted")
+					testenv.Eventually(t, fmt.Sprintf("%s: a drop of packet %d", when, i), func() error {
+						if n.dropsOf(t, client)[reasonPolicyEgress] == before {
+							return fmt.Errorf("got none")
+						}
+						return nil
+					})
+				}
+			}
+			wantDrops("first")
+			n.nft(t, "delete table inet services; "+serviceRules(admitted))
+			n.flush(t)
+			for range 3 {
+				sendTo(t, socket, at(serviceOf(f), 80), "admitted")
+				if payload, _ := receiveFrom(t, server); payload != "admitted" {
+					t.Errorf("%s: got %q", f.Name, payload)
+				}
+			}
+			n.nft(t, "delete table inet services; "+serviceRules(web))
+			n.flush(t)
+			wantDrops("later")
+			n.nft(t, "delete table inet services")
+		}
+	})
+}
+
 // The host's routes lead an address to another container than the one that has it. The rules judge who receives the packet.
 func TestPolicyOfReroutedAddress(t *testing.T) {
 	n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "never"`))
