@@ -158,19 +158,19 @@ static __always_inline bool policy_admits_again(struct policy_args *policy,
 }
 
 /*
- * Has the last hook judge p, which the sender's flow admits, if that does not show the peer that the stack makes of its address.
- * A datagram may get another one than those before; a TCP connection keeps it.
+ * Has the last hook judge p, which the flow of the container that sends it admits, unless the flow shows the peer that the stack
+ * makes of p's address. A TCP connection keeps its peer; a datagram may get another one than those before.
  */
 static __always_inline void policy_await(struct packet *p, const struct policy_args *policy,
-					 const struct flow_key *key, const struct flow *flow,
-					 __u32 sender)
+					 const struct flow_key *key, const struct flow *flow)
 {
-	bool translated = p->protocol != IPPROTO_TCP && !(flow->flags & FLOW_BY_REMOTE) &&
-			  !addr_equal(&flow->nat_addr, &key->remote);
-
-	if (sender == FROM_CONTAINER && RULE_SET_EGRESS(policy->rule_sets) &&
-	    (flow->reset & FLOW_UNCONFIRMED || translated))
+	if (flow->flags & FLOW_BY_REMOTE || !RULE_SET_EGRESS(policy->rule_sets))
+		return;
+	if (flow->reset & FLOW_UNCONFIRMED)
 		p->decided.pending = PENDING_JUDGE;
+	else if (p->protocol != IPPROTO_TCP)
+		p->decided.pending =
+			addr_equal(&flow->nat_addr, &key->remote) ? PENDING_COMPARE : PENDING_JUDGE;
 }
 
 /*
@@ -191,7 +191,8 @@ static __always_inline bool policy_admit_known(struct policy_args *policy, struc
 	if (!(args->new.flags &FLOW_BY_REMOTE)) {
 		if (!policy_set_backend(&args->new, p) && RULE_SET_EGRESS(policy->rule_sets))
 			args->new.reset = FLOW_UNCONFIRMED;
-		policy_await(p, policy, &args->key, &args->new, sender);
+		if (sender == FROM_CONTAINER)
+			policy_await(p, policy, &args->key, &args->new);
 	}
 	args->new.policy_generation = policy->generation;
 	if (flow_expired(&args->new))
@@ -237,16 +238,16 @@ __noinline int policy_is_known(__u32 sender)
 	args->new.owner = policy->owner;
 	args->new.policy_generation = policy->generation;
 	flow_access(sender == FROM_CONTAINER ? FLOW_SENT : FLOW_RECEIVED);
-	if (args->tracked) {
-		policy_await(p, policy, &args->key, flow, sender);
-		return true;
+	if (!args->tracked) {
+		if (args->way >= FLOW_WAYS || flow->owner != policy->owner || flow_expired(flow))
+			return policy_admit_known(policy, args, p, sender);
+		if (flow->policy_generation != policy->generation &&
+		    !policy_admits_again(policy, args, p, sender))
+			return false;
+		flow_track(sender);
 	}
-	if (args->way >= FLOW_WAYS || flow->owner != policy->owner || flow_expired(flow))
-		return policy_admit_known(policy, args, p, sender);
-	if (flow->policy_generation != policy->generation &&
-	    !policy_admits_again(policy, args, p, sender))
-		return false;
-	flow_track(sender);
+	if (sender == FROM_CONTAINER)
+		policy_await(p, policy, &args->key, flow);
 	return true;
 }
 

@@ -2,7 +2,9 @@ package scenario
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -75,44 +77,66 @@ func TestPolicyOfTranslated(t *testing.T) {
 	})
 }
 
-// The rules admit a service's address and one pod behind it, but not the other one. Nor do they after the first packet, nor if the
-// service has had the admitted pod before.
-func TestPolicyOfEachDatagram(t *testing.T) {
-	forEachFastPath(t, `"ipMasq": true`, func(t *testing.T, conflist string) {
-		n := newNetworkWith(t, conflist)
-		web, admitted := n.AddPod(t, "web", nil), n.secondNetwork(t).AddPod(t, "admitted", nil)
-		client := n.addWith(t, "client", `"ipMasq": true, "policy": {"egress": [{"to": [{"network": "second"}, {"cidr": "10.96.0.0/16"}, {"cidr": "fd00:96::/64"}]}]}`, nil)
-		for _, f := range testenv.Families {
-			server := listenPacket(t, admitted.Namespace, at(f.Pod(admitted), 80))
-			socket := listenPacket(t, client.Namespace, at(f.Pod(client), 5000))
-			n.nft(t, serviceRules(web))
-			wantDrops := func(when string) {
-				for i := range 3 {
+// The rules admit an address and one pod, to which the host then translates it, but not another pod. Nor do they after the first
+// packet, nor if the address has been the admitted pod's or its own before.
+func TestPolicyOfEachPacket(t *testing.T) {
+	for _, path := range []string{"never", "established"} {
+		t.Run(path, func(t *testing.T) {
+			keys := `"ipMasq": true, "fastPath": "` + path + `"`
+			n := newNetworkWith(t, withKeys(keys))
+			web, admitted := n.AddPod(t, "web", nil), n.secondNetwork(t).AddPod(t, "admitted", nil)
+			client := n.addWith(t, "client", keys+`, "policy": {"egress": [{"to": [{"network": "second"}, {"cidr": "192.0.2.2/32"}, {"cidr": "2001:db8:1::2/128"}]}]}`, nil)
+			for _, f := range testenv.Families {
+				to := at(f.Outside, 80)
+				servers := map[string]*net.UDPConn{"outside": listenPacket(t, n.Outside, to), "admitted": listenPacket(t, admitted.Namespace, at(f.Pod(admitted), 80))}
+				early, late := listenPacket(t, client.Namespace, at(f.Pod(client), 5000)), listenPacket(t, client.Namespace, at(f.Pod(client), 5001))
+				wantArrival := func(socket *net.UDPConn, name string) {
+					for range 3 {
+						sendTo(t, socket, to, name)
+						if payload, _ := receiveFrom(t, servers[name]); payload != name {
+							t.Errorf("%s: got %q, want %q", f.Name, payload, name)
+						}
+					}
+				}
+				wantDrop := func(what string, send func()) {
 					before := n.dropsOf(t, client)[reasonPolicyEgress]
-					sendTo(t, socket, at(serviceOf(f), 80), "not admitted")
-					testenv.Eventually(t, fmt.Sprintf("%s: a drop of packet %d", when, i), func() error {
+					send()
+					testenv.Eventually(t, f.Name+": a drop of "+what, func() error {
 						if n.dropsOf(t, client)[reasonPolicyEgress] == before {
-							return fmt.Errorf("got none")
+							return errors.New("got none")
 						}
 						return nil
 					})
 				}
-			}
-			wantDrops("first")
-			n.nft(t, "delete table inet services; "+serviceRules(admitted))
-			n.flush(t)
-			for range 3 {
-				sendTo(t, socket, at(serviceOf(f), 80), "admitted")
-				if payload, _ := receiveFrom(t, server); payload != "admitted" {
-					t.Errorf("%s: got %q", f.Name, payload)
+				wantDrops := func(socket *net.UDPConn, when string) {
+					for i := range 3 {
+						wantDrop(fmt.Sprintf("packet %d %s", i, when), func() { sendTo(t, socket, to, "not admitted") })
+					}
 				}
+				wantArrival(early, "outside")
+				n.translate(t, web)
+				wantDrops(early, "after the address itself")
+				wantDrops(late, "at first")
+				for _, flags := range []uint8{testenv.SYN, testenv.ACK} {
+					wantDrop(fmt.Sprintf("TCP with flags %x", flags), func() { wireOf(t, client).send(t, testenv.TCPPacket(at(f.Pod(client), 5002), to, flags, "")) })
+					n.flush(t) // conntrack takes the ACK for a new connection
+				}
+				n.translate(t, admitted)
+				wantArrival(late, "admitted")
+				n.translate(t, web)
+				wantDrops(late, "after the admitted pod")
+				n.nft(t, "delete table inet services")
+				n.flush(t)
 			}
-			n.nft(t, "delete table inet services; "+serviceRules(web))
-			n.flush(t)
-			wantDrops("later")
-			n.nft(t, "delete table inet services")
-		}
-	})
+		})
+	}
+}
+
+// translate has the host translate the outside's addresses to a pod's, of present connections, too.
+func (n *network) translate(t *testing.T, pod *testenv.Pod) {
+	t.Helper()
+	n.nft(t, "table inet services; delete table inet services; "+strings.NewReplacer("10.96.0.1", "192.0.2.2", "fd00:96::1", "2001:db8:1::2").Replace(serviceRules(pod)))
+	n.flush(t)
 }
 
 // The host's routes lead an address to another container than the one that has it. The rules judge who receives the packet.
