@@ -101,5 +101,5 @@ struct fwd_entry {
 
 struct routed {
 	struct fwd_key tuple;
-	__u32 tag;
+	__u32 id; /* of the tuple; the lowest bit: the rules of the sender admit the packet as it is */
 };

@@ -557,7 +557,7 @@ const (
 type DatapathRouted struct {
 	_     structs.HostLayout
 	Tuple DatapathFwdKey
-	Tag   uint32
+	Id    uint32
 }
 
 type DatapathRule struct {

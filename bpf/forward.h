@@ -199,8 +199,8 @@ static __always_inline void forward_tag_pending(struct __sk_buff *skb, const str
 	if (!entry)
 		return;
 	entry->tuple = *packet_tuple(p);
-	entry->tag = tag & ~(__u32)TAG_JUDGED; /* as tag_take returns it */
-	skb->tc_index = tag | (p->decided.pending == PENDING_COMPARE ? TAG_JUDGED : 0);
+	entry->id = p->decided.pending == PENDING_COMPARE ? p->id : p->id & ~1u;
+	skb->tc_index = tag;
 }
 
 /*
@@ -215,7 +215,7 @@ static __noinline void forward_track_pending(struct __sk_buff *skb, struct packe
 	const struct fwd_key *tuple;
 	struct dnat d;
 
-	if (!entry || entry->tag != tag)
+	if (!entry || !tag_is_of(tag, entry->id))
 		return;
 	tuple = &entry->tuple;
 	if (tuple->protocol != p->protocol || tuple->dport != p->dport ||

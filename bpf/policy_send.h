@@ -44,7 +44,7 @@ static __always_inline void policy_track_pending(struct __sk_buff *skb,
 	struct flow_args *flow = flow_scratch_get();
 	struct device *device;
 
-	if (!flow || !entry || entry->tag != tag)
+	if (!flow || !entry || !tag_is_of(tag, entry->id))
 		return;
 	device = device_lookup(entry->tuple.ifindex);
 	if (!device || device->owner != args->owner)
@@ -155,7 +155,8 @@ static __always_inline bool policy_has_left(struct __sk_buff *skb, struct packet
 
 /*
  * Reports whether from_container has found that its sender's rules admit p, which has the tag, is on its way to receiver, and
- * whose peer the stack may have changed: it must be exactly the same packet, to the peer that its address has said.
+ * whose peer the stack may have changed: it must be exactly the same packet, to the peer that its address has said. The id has
+ * more bits than the tag, so nobody finds a tuple that passes for another one, while a second CPU writes the entry.
  */
 static __always_inline bool policy_is_same(struct __sk_buff *skb, const struct packet *p,
 					   const struct device *receiver, __u32 tag)
@@ -165,7 +166,7 @@ static __always_inline bool policy_is_same(struct __sk_buff *skb, const struct p
 	const struct routed *entry;
 
 	entry = bpf_map_lookup_elem(&routed, &key);
-	if (!p->decided.admitted || !entry || entry->tag != tag || !p->decided.parsed ||
+	if (!entry || entry->id != p->id || !p->decided.parsed ||
 	    entry->tuple.ifindex != skb->ingress_ifindex ||
 	    !ct_tuple_equal(&entry->tuple, packet_tuple(p)))
 		return false;
@@ -187,7 +188,7 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 	bool pending = tag & TAG_TUPLE && tag & TAG_PENDING, parsed = p->decided.parsed, admitted;
 
 	/* Loaded in any case: what is cached now depends on it. */
-	if (!args || !policy_load(args, sender, p) || (p->decided.admitted && !pending) ||
+	if (!args || !policy_load(args, sender, p) || p->decided.admitted ||
 	    (!RULE_SET_EGRESS(args->rule_sets) && (receiver || !parsed)))
 		return true;
 	if (pending && policy_is_same(skb, p, receiver, tag))
@@ -240,7 +241,7 @@ __noinline int policy_leaves_bridge(struct __sk_buff *skb, __u32 tag)
 		return true;
 	if (tag & TAG_TUPLE && tag & TAG_PENDING) {
 		entry = bpf_map_lookup_elem(&routed, &key);
-		if (!entry || entry->tag != tag) {
+		if (!entry || !tag_is_of(tag, entry->id)) {
 			drop_for(skb, OWNER_HOST, REASON_POLICY_EGRESS);
 			return false;
 		}

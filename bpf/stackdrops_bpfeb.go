@@ -346,7 +346,7 @@ type StackDropsRouted struct {
 		HasPorts  uint8
 		EchoReply uint8
 	}
-	Tag uint32
+	Id uint32
 }
 
 type StackDropsRule struct {

@@ -49,7 +49,10 @@ func hairpinVia(host netip.AddrPort) uint16 {
 }
 
 // tag is tag_of of tag.h: the tag of a packet that the stack must not change.
-func (s scene) tag(p testenv.Packet) uint32 {
+func (s scene) tag(p testenv.Packet) uint32 { return tagTuple | s.id(p)>>1&(tagReply-1) }
+
+// id is id_of of tag.h.
+func (s scene) id(p testenv.Packet) uint32 {
 	src, dst := words(p.Src), words(p.Dst)
 	sport, dport := p.SrcPort, p.DstPort
 	if s.proto == echo {
@@ -65,7 +68,7 @@ func (s scene) tag(p testenv.Packet) uint32 {
 			hash = hashMix(hashMix(hash, src[i]), dst[i])
 		}
 	}
-	return tagTuple | hash>>1&(tagReply-1)
+	return hash | 1
 }
 
 // secret is the first half of the tests' config.secret.
@@ -83,7 +86,7 @@ func (h *host) putRouted(s scene, p testenv.Packet) error {
 	return routed.Put(tag%routed.MaxEntries(), bpf.Routed{Tuple: bpf.FwdKey{
 		Src: wire(p.Src), Dst: wire(p.Dst), Sport: sport, Dport: dport, Ifindex: uint32(h.uplink.Index), Protocol: s.number(),
 		Ipv6: flag[p.Src.Is6()], HasPorts: flag[slices.Contains(protos, s.proto)],
-	}, Tag: tag})
+	}, Id: s.id(p)})
 }
 
 // routedTag is the tag of a packet to a pod's own address that has no flow.
