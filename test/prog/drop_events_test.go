@@ -12,7 +12,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -110,7 +109,7 @@ func TestDropEvents(t *testing.T) {
 			testenv.Must(t, h.guard(s, antiSpoof))
 			r := h.newEventReader(t)
 			testenv.Must(t, r.enter(tc.reader))
-			err := h.Do(func() error { return onOneCPU(func() error { return h.drop(frame, tc.sent) }) })
+			err := h.on(0, func() error { return h.drop(frame, tc.sent) }) // since each CPU has a share of its own
 			testenv.Must(t, err)
 			events, err := r.read()
 			left, errLeft := r.leftOut(bpf.ReasonAddress)
@@ -132,23 +131,6 @@ func TestDropEvents(t *testing.T) {
 			}
 		})
 	}
-}
-
-// onOneCPU calls do on one CPU, since each has a share of its own. The calling thread stays there.
-func onOneCPU(do func() error) error {
-	var now, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &now); err != nil {
-		return err
-	}
-	for cpu := 0; one.Count() == 0; cpu++ {
-		if now.IsSet(cpu) {
-			one.Set(cpu)
-		}
-	}
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return err
-	}
-	return do()
 }
 
 // drop has the frame dropped a number of times.

@@ -9,7 +9,6 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -20,37 +19,18 @@ import (
 
 // twoCPUs is that packets of a connection may be on different CPUs.
 var twoCPUs = testenv.Feature{Name: "two CPUs", Probe: func() error {
-	cpus, err := usableCPUs()
+	cpus, err := testenv.UsableCPUs()
 	if err == nil && len(cpus) < 2 {
 		err = fmt.Errorf("CPUs: got %v, want at least 2", cpus)
 	}
 	return err
 }}
 
-func usableCPUs() (cpus []int, err error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return nil, fmt.Errorf("read this thread's CPUs: %w", err)
-	}
-	for cpu := range len(set) * 64 {
-		if set.IsSet(cpu) {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus, nil
-}
-
 // on runs fn in the namespace, on the first or second of the usable CPUs.
 func (h *host) on(number int, fn func() error) error {
 	return h.Do(func() error { // its thread ends with it
-		cpus, err := usableCPUs()
-		if err != nil {
+		if err := testenv.PinThread(number); err != nil {
 			return err
-		}
-		var only unix.CPUSet
-		only.Set(cpus[number%len(cpus)])
-		if err := unix.SchedSetaffinity(0, &only); err != nil {
-			return fmt.Errorf("choose CPU %d: %w", cpus[number%len(cpus)], err)
 		}
 		return fn()
 	})

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -38,7 +40,7 @@ func (n *network) wantPorts(t *testing.T, f testenv.Family, protocol string, bad
 	t.Helper()
 	const connections = 100 // of two clients: 200 more of 1,024 ports that are left would make a lack likely
 
-	wireOf(t, bad).sendFromAllPorts(t, protocol, f.Pod(bad), server)
+	n.sendFromAllPorts(t, protocol, bad, f.Pod(bad), server)
 	before := n.noPortDrops(t)
 	for _, client := range clients {
 		var failed []error
@@ -78,13 +80,22 @@ func askUntilReply(t *testing.T, from *testenv.Namespace, protocol string, serve
 	})
 }
 
-// sendFromAllPorts opens a connection from each port of addr; without -long, from twice as many as fewPorts leaves.
-func (w wire) sendFromAllPorts(t *testing.T, protocol string, addr netip.Addr, to netip.AddrPort) {
+// sendFromAllPorts opens a connection from each port of addr; without -long, from twice as many as fewPorts leaves. It
+// returns when the node has handled all packets: the last one of each batch is forged, so it is dropped and counted.
+func (n *network) sendFromAllPorts(t *testing.T, protocol string, pod *testenv.Pod, addr netip.Addr, to netip.AddrPort) {
 	t.Helper()
 	const batch = 1 << 13 // all need not be in memory at once
 	all := workload(batch, batch, 1<<16)
+	w, forged := wireOf(t, pod), opening(protocol, to, to)
 	for first := 1; first < all; first += batch {
-		w.send(t, openings(protocol, addr, uint16(first), min(batch, all-first), to)...)
+		before := n.dropsOf(t, pod)[maps.Reason(bpf.ReasonAddress)]
+		w.send(t, append(openings(protocol, addr, uint16(first), min(batch, all-first), to), forged)...)
+		testenv.Eventually(t, "the last packet to be dropped", func() error {
+			if n.dropsOf(t, pod)[maps.Reason(bpf.ReasonAddress)] == before {
+				return fmt.Errorf("got %d drops of forged packets, want one more", before)
+			}
+			return nil
+		})
 	}
 }
 
