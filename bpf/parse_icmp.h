@@ -16,10 +16,15 @@
 #define ICMP6_ECHO_REQUEST 128
 #define ICMP6_ECHO_REPLY   129
 
-/* Neighbor discovery (RFC 4861). */
+/* Neighbor discovery (RFC 4861) and multicast listener discovery (RFC 3810). */
 #define ICMP6_MLD_QUERY	       130
+#define ICMP6_MLD_REPORT       131
+#define ICMP6_MLD_DONE	       132
+#define ICMP6_ROUTER_SOLICIT   133
+#define ICMP6_ROUTER_ADVERT    134
 #define ICMP6_NEIGHBOR_SOLICIT 135
 #define ICMP6_NEIGHBOR_ADVERT  136
+#define ICMP6_REDIRECT	       137
 #define ICMP6_MLD2_REPORT      143
 
 struct echohdr {

@@ -37,8 +37,8 @@ __noinline int policy_refuse(struct __sk_buff *skb, __u32 reason, __u32 refused)
 }
 
 /*
- * Reports whether p is ARP or neighbor discovery. A router decrements the hop limit of 255 (RFC
- * 4861, 7.1).
+ * Reports whether p is ARP or neighbor discovery of a host, not of a router, which a container must not pose
+ * as. A router decrements the hop limit of 255 (RFC 4861, 6.1.1 and 7.1).
  */
 static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const struct packet *p)
 {
@@ -52,7 +52,8 @@ static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const stru
 	    p->frag_offset)
 		return false;
 	type = bytes_at(skb, p->l4, sizeof(*type));
-	return type && (*type == ICMP6_NEIGHBOR_SOLICIT || *type == ICMP6_NEIGHBOR_ADVERT);
+	return type && (*type == ICMP6_ROUTER_SOLICIT || *type == ICMP6_NEIGHBOR_SOLICIT ||
+			*type == ICMP6_NEIGHBOR_ADVERT);
 }
 
 /* Reports whether p is for routers, hosts, or groups on the link: RFC 4861, RFC 3810. Not an echo. */

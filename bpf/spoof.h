@@ -232,13 +232,6 @@ static __noinline int spoof_check_ipv4(struct __sk_buff *skb, struct device *dev
 	return reason;
 }
 
-#define ICMP6_LISTENER_REPORT	 131
-#define ICMP6_LISTENER_DONE	 132
-#define ICMP6_ROUTER_SOLICIT	 133
-#define ICMP6_ROUTER_ADVERT	 134
-#define ICMP6_REDIRECT		 137
-#define ICMP6_LISTENER_REPORT_V2 143
-
 struct neighbor {
 	__u8 type;
 	__u8 code;
@@ -263,9 +256,9 @@ static __noinline int spoof_check_icmpv6(struct __sk_buff *skb, struct device *d
 	if (reason == REASON_NONE && icmp_type_is_error(*type, true))
 		return spoof_check_error(skb, device, offset + sizeof(struct echohdr), true);
 	switch (*type) {
-	case ICMP6_LISTENER_REPORT:
-	case ICMP6_LISTENER_DONE:
-	case ICMP6_LISTENER_REPORT_V2:
+	case ICMP6_MLD_REPORT:
+	case ICMP6_MLD_DONE:
+	case ICMP6_MLD2_REPORT:
 	case ICMP6_ROUTER_SOLICIT:
 		return unspecified ? REASON_NONE : reason;
 	case ICMP6_ROUTER_ADVERT:

@@ -16,7 +16,7 @@ import (
 // decrements the hop limit.
 func TestIngressPolicyNeighbors(t *testing.T) {
 	testenv.Require(t, ingressDevice)
-	const solicitation, advertisement, echo = 135, 136, 128
+	const routerSolicitation, routerAdvertisement, solicitation, advertisement, echo = 133, 134, 135, 136, 128
 	h := newHost(t)
 	for _, tc := range []struct {
 		typ, hopLimit uint8
@@ -24,6 +24,9 @@ func TestIngressPolicyNeighbors(t *testing.T) {
 	}{
 		{solicitation, 255, verdictNext},
 		{advertisement, 255, verdictNext},
+		{routerSolicitation, 255, verdictNext},
+		{routerSolicitation, 254, verdictDrop},
+		{routerAdvertisement, 255, verdictDrop},
 		{solicitation, 254, verdictDrop},
 		{advertisement, 254, verdictDrop},
 		{advertisement, 0, verdictDrop},
