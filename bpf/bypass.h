@@ -217,7 +217,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	skb->tc_index = (p->decided.uncached ? TAG_NONE : TAG_BYPASS) | tag_judged(p);
+	skb->tc_index = (p->decided.uncached ? TAG_BYPASS_ONCE : TAG_BYPASS) | tag_judged(p);
 	if (next.tunnel)
 		return node_redirect(skb, (const struct addr *)next.neigh.ipv6_nh);
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);

@@ -291,7 +291,7 @@ __noinline int ct_nat_redirect(struct __sk_buff *skb)
 	if (to)
 		return verdict;
 	t->sent = true;
-	skb->tc_index = (p->decided.uncached ? TAG_NONE : TAG_BYPASS) | tag_judged(p);
+	skb->tc_index = (p->decided.uncached ? TAG_BYPASS_ONCE : TAG_BYPASS) | tag_judged(p);
 	if (t->next.tunnel)
 		return node_redirect(skb, (const struct addr *)t->next.neigh.ipv6_nh);
 	return bpf_redirect_neigh(t->next.ifindex, &t->next.neigh, sizeof(t->next.neigh), 0);

@@ -343,7 +343,8 @@ static __always_inline int uplink_sent(struct __sk_buff *skb, struct packet *p, 
 	int verdict;
 
 	packet_translate(p, &p->src, p->sport);
-	p->decided.bypass = tag == TAG_BYPASS;
+	p->decided.bypass = tag_bypasses(tag);
+	p->decided.uncached = tag == TAG_BYPASS_ONCE;
 	verdict = host_flow_sent(skb);
 	if (verdict != VERDICT_NEXT || p->decided.new_port != p->sport)
 		return verdict;
@@ -388,7 +389,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	/* A container may report errors about its own packets only, the host about any. */
 	if (p->icmp_error && skb->ingress_ifindex && !addr_equal(&p->outer_src, &p->src))
 		return drop_for(skb, endpoint->owner, REASON_ICMP_ERROR);
-	p->decided.bypass = tag == TAG_BYPASS;
+	p->decided.bypass = tag_bypasses(tag);
+	p->decided.uncached = tag == TAG_BYPASS_ONCE;
 	if (l3)
 		bypass_forwarded(skb, p, tag, endpoint);
 

@@ -113,7 +113,7 @@ static __always_inline bool policy_is_reply(struct policy_args *args, struct pac
 		p->decided.revoked = REASON_POLICY_INGRESS;
 		return false;
 	}
-	if (tag != TAG_BYPASS)
+	if (!tag_bypasses(tag))
 		return false;
 	flows->key.kind = FLOW_POLICY;
 	p->decided.admitted = policy_is_known(FROM_CONTAINER);
@@ -193,7 +193,7 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 		return true;
 	if (pending && policy_is_same(skb, p, receiver, tag))
 		return policy_confirm();
-	if (tag == TAG_BYPASS) {
+	if (tag_bypasses(tag)) {
 		policy_set_outside(args, &p->dst);
 	} else if (receiver) {
 		if (receiver->container == args->container)
@@ -236,7 +236,7 @@ __noinline int policy_leaves_bridge(struct __sk_buff *skb, __u32 tag)
 
 	if (!p)
 		return true;
-	p->decided.changed = tag != TAG_BYPASS && !tag_matches(tag, p);
+	p->decided.changed = !tag_bypasses(tag) && !tag_matches(tag, p);
 	if (!ingress || device_lookup(ingress) || is_uplink(ingress))
 		return true;
 	if (tag & TAG_TUPLE && tag & TAG_PENDING) {

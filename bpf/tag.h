@@ -7,6 +7,7 @@
 
 enum tag {
 	TAG_NONE = 0,
+	TAG_BYPASS_ONCE = 0xe9, /* TAG_BYPASS, but the connection's next packet perhaps does not */
 	/* A RST in the name of a container (policy_reset.h). A container can set it, so the flow must agree. */
 	TAG_RESET = 0xea,
 	TAG_BYPASS = 0xeb,     /* bypasses the stack; to_uplink still has to translate it */
@@ -26,12 +27,18 @@ enum tag {
 	TAG_JUDGED = 0x1000,
 };
 
+/* Reports whether from_container has sent the packet with the tag past the stack. */
+static __always_inline bool tag_bypasses(__u32 tag)
+{
+	return tag == TAG_BYPASS || tag == TAG_BYPASS_ONCE;
+}
+
 /* Returns our tag and removes it. Other values of tc_index stay. */
 static __always_inline __u32 tag_take(struct __sk_buff *skb)
 {
 	__u32 tag = skb->tc_index & ~TAG_JUDGED;
 
-	if (tag != TAG_BYPASS && tag != TAG_TRANSLATED && tag != TAG_CT_UPDATE &&
+	if (!tag_bypasses(tag) && tag != TAG_TRANSLATED && tag != TAG_CT_UPDATE &&
 	    tag != TAG_REENTRY && tag != TAG_ADMITTED && tag != TAG_RESET && !(tag & TAG_TUPLE))
 		return TAG_NONE;
 	skb->tc_index = TAG_NONE;
@@ -44,7 +51,7 @@ static __always_inline bool tag_is_judged(struct __sk_buff *skb)
 	__u32 tag = skb->tc_index;
 
 	return tag & TAG_JUDGED &&
-	       (tag & TAG_TUPLE || tag == (TAG_BYPASS | TAG_JUDGED) ||
+	       (tag & TAG_TUPLE || tag_bypasses(tag & ~TAG_JUDGED) ||
 		tag == (TAG_TRANSLATED | TAG_JUDGED) || tag == (TAG_REENTRY | TAG_JUDGED));
 }
 
