@@ -135,7 +135,8 @@ int from_container(struct __sk_buff *skb)
 	if (verdict != VERDICT_NEXT)
 		return verdict == VERDICT_DROP ? policy_reset(skb) : verdict;
 	verdict = bypass_none(skb, p, &p->dst, p->dport);
-	if (p->decided.pending)
+	if (p->decided.pending ||
+	    (p->ipv6 && packet_is_fragment(p) && policy_checks() & POLICY_CHECK_ANY))
 		forward_tag_pending(skb, p);
 	return verdict;
 }
@@ -147,7 +148,7 @@ int to_container(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *from, *to;
 	bool unchanged, judged = tag_is_judged(skb);
-	__u32 tag = tag_take(skb);
+	__u32 tag = tag_take(skb), ingress;
 	int parsed;
 
 	if (!p)
@@ -157,9 +158,9 @@ int to_container(struct __sk_buff *skb)
 		return end_uncounted();
 	p->decided.admitted = judged;
 	p->decided.parsed = parsed == PARSED;
-	if (policy_checks() & (skb->ingress_ifindex ? POLICY_CHECK_ANY : POLICY_CHECK_HOST) &&
-	    (!policy_leaves_bridge(skb, tag) ||
-	     !policy_admits(skb, skb->ingress_ifindex, skb->ifindex, tag)))
+	ingress = packet_ingress(skb, p);
+	if (policy_checks() & (ingress ? POLICY_CHECK_ANY : POLICY_CHECK_HOST) &&
+	    (!policy_leaves_unseen(skb, tag) || !policy_admits(skb, ingress, skb->ifindex, tag)))
 		return policy_reset(skb);
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
@@ -369,8 +370,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	p->decided.admitted = judged;
 	p->decided.parsed = parsed == PARSED;
 	p->decided.generation = generation_get();
-	if (skb->ingress_ifindex && policy_checks() & POLICY_CHECK_ANY &&
-	    (!policy_leaves_bridge(skb, tag) || !uplink_admits(skb, tag)))
+	if (packet_ingress(skb, p) && policy_checks() & POLICY_CHECK_ANY &&
+	    (!policy_leaves_unseen(skb, tag) || !uplink_admits(skb, tag)))
 		return uplink_reset(skb);
 	if (parsed == PARSED_NOT_IP)
 		return VERDICT_NEXT;

@@ -6,6 +6,8 @@
 #include "packet.h"
 #include "time.h"
 
+#define INGRESS_UNKNOWN (~0U) /* no device has this number */
+
 /* The default of net.ipv4.ipfrag_time: later, the same id belongs to another packet. */
 #define FRAGMENT_TIMEOUT TICKS(30)
 
@@ -19,6 +21,23 @@ struct fragment_header {
 	__be16 offset;
 	__be32 id;
 };
+
+static __always_inline bool packet_is_fragment(const struct packet *p)
+{
+	return p->frag_id || p->frag_offset;
+}
+
+/*
+ * Returns the device by which p, which a last hook sends, has entered the host; 0: the host sends it. The kernel forgets it for
+ * the fragments into which it splits a reassembled IPv6 packet anew (ip6_copy_metadata; ip_copy_metadata keeps it).
+ * These are not the host's: those of its sockets have them.
+ */
+static __always_inline __u32 packet_ingress(struct __sk_buff *skb, const struct packet *p)
+{
+	if (!skb->ingress_ifindex && p->ipv6 && packet_is_fragment(p) && !skb->sk)
+		return INGRESS_UNKNOWN;
+	return skb->ingress_ifindex;
+}
 
 static __always_inline void fragment_key(struct fragment_key *key, const struct packet *p)
 {

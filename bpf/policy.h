@@ -48,8 +48,7 @@ static __always_inline bool policy_is_neighbor(struct __sk_buff *skb, const stru
 		return false;
 	if (skb->protocol == bpf_htons(ETH_P_ARP))
 		return true;
-	if (!p->ipv6 || p->ttl != 255 || p->protocol != IPPROTO_ICMPV6 || p->frag_id ||
-	    p->frag_offset)
+	if (!p->ipv6 || p->ttl != 255 || p->protocol != IPPROTO_ICMPV6 || packet_is_fragment(p))
 		return false;
 	type = bytes_at(skb, p->l4, sizeof(*type));
 	return type && (*type == ICMP6_ROUTER_SOLICIT || *type == ICMP6_NEIGHBOR_SOLICIT ||
@@ -61,8 +60,8 @@ static __always_inline bool policy_is_link_icmpv6(struct __sk_buff *skb, const s
 {
 	__u8 *type;
 
-	if (p->protocol != IPPROTO_ICMPV6 || p->frag_id || p->frag_offset ||
-	    p->dst.bytes[0] != 0xff || (p->dst.bytes[1] & 15) != 2)
+	if (p->protocol != IPPROTO_ICMPV6 || packet_is_fragment(p) || p->dst.bytes[0] != 0xff ||
+	    (p->dst.bytes[1] & 15) != 2)
 		return false;
 	type = bytes_at(skb, p->l4, sizeof(*type));
 	return type && ((*type >= ICMP6_MLD_QUERY && *type <= ICMP6_NEIGHBOR_ADVERT) ||

@@ -222,11 +222,12 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 }
 
 /*
- * The same for the packet in pkt_scratch, if another plugin's bridge has given it to the stack. from_container
- * has left the sender's device in routed, because the stack sees the bridge's; without the tag, the source tells.
- * An entry that other packets have overwritten admits nothing.
+ * The same for the packet in pkt_scratch, if the stack does not know the sender's device: another plugin's bridge has
+ * given it the packet, or it has split it anew (packet_ingress). from_container has left the device in routed; without
+ * the tag, the source tells. An entry that other packets have overwritten admits nothing, nor does one of another
+ * container than the source's.
  */
-__noinline int policy_leaves_bridge(struct __sk_buff *skb, __u32 tag)
+__noinline int policy_leaves_unseen(struct __sk_buff *skb, __u32 tag)
 {
 	__u32 key = tag % ROUTED_TUPLES, ingress = skb->ingress_ifindex;
 	struct packet *p = pkt_scratch_get();
@@ -237,20 +238,22 @@ __noinline int policy_leaves_bridge(struct __sk_buff *skb, __u32 tag)
 	if (!p)
 		return true;
 	p->decided.changed = !tag_bypasses(tag) && !tag_matches(tag, p);
-	if (!ingress || device_lookup(ingress) || is_uplink(ingress))
+	if (packet_ingress(skb, p) != INGRESS_UNKNOWN &&
+	    (!ingress || device_lookup(ingress) || is_uplink(ingress)))
 		return true;
+	endpoint = endpoint_lookup(&p->src);
 	if (tag & TAG_TUPLE && tag & TAG_PENDING) {
 		entry = bpf_map_lookup_elem(&routed, &key);
-		if (!entry || !tag_is_of(tag, entry->id)) {
+		if (!entry || !tag_is_of(tag, entry->id) ||
+		    (endpoint && endpoint->ifindex != entry->tuple.ifindex)) {
 			drop_for(skb, OWNER_HOST, REASON_POLICY_EGRESS);
 			return false;
 		}
 		sender = device_lookup(entry->tuple.ifindex);
 	} else {
-		endpoint = endpoint_lookup(&p->src);
 		if (endpoint)
 			sender = device_lookup(endpoint->ifindex);
-		if (sender && !(sender->flags & DEVICE_BRIDGED))
+		if (sender && ingress && !(sender->flags & DEVICE_BRIDGED))
 			sender = NULL;
 	}
 	return !sender || !sender->policy ||
@@ -291,8 +294,9 @@ static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct poli
 	if (parsed == PARSED_NOT_IP || parsed == PARSED_TRUNCATED)
 		return policy_is_link(skb, p);
 	exit = route_ask(skb, ROUTE_EXIT);
-	if (exit == EXIT_GUARDED && (parsed == PARSED || !(device->flags & DEVICE_BRIDGED)))
-		return true;
+	if (exit == EXIT_GUARDED &&
+	    (parsed == PARSED || (!p->ipv6 && !(device->flags & DEVICE_BRIDGED))))
+		return true; /* unparsed IPv6 may be split anew, without its source's device */
 	if (exit == EXIT_HOST) {
 		if (rule_set & RULE_SET_HOST || policy_is_link(skb, p))
 			return true;

@@ -101,6 +101,6 @@ static __always_inline bool tunnel_may_be_nodes(const struct packet *p, int pars
  */
 static __noinline bool tunnel_is_forged(struct __sk_buff *skb, const struct packet *p, int parsed)
 {
-	return skb->ingress_ifindex && tunnel_may_be_nodes(p, parsed) &&
+	return packet_ingress(skb, p) && tunnel_may_be_nodes(p, parsed) &&
 	       (device_lookup(skb->ingress_ifindex) || fib_is_local_addr(skb, &p->src, p->ipv6));
 }

@@ -71,13 +71,24 @@ func (w wire) attacksOn(t *testing.T, src, dst netip.Addr, spoofed map[string]ne
 	for _, typ := range []uint8{135, 136} {
 		add(fmt.Sprint("neighbor discovery ", typ), testenv.Packet{Src: src, Dst: dst, Proto: unix.IPPROTO_ICMPV6, Type: typ, TTL: 255, Payload: attackPayload})
 	}
-	return append(all, attackFrames{"a hop-by-hop header", [][]byte{withHeader(whole, unix.IPPROTO_HOPOPTS)}},
+	return append(all, attackFrames{"fragments that are split anew", w.unequalFragments(t, udp, 78)}, attackFrames{"a hop-by-hop header", [][]byte{withHeader(whole, unix.IPPROTO_HOPOPTS)}},
 		attackFrames{"destination options", [][]byte{withHeader(whole, unix.IPPROTO_DSTOPTS)}})
 }
 
 func (w wire) frame(p testenv.Packet) []byte {
 	p.SrcMAC, p.DstMAC = w.mac, w.next
 	return p.MustBuild()
+}
+
+// unequalFragments are those of an IPv6 packet with a longer payload. With the first one's header, the other is too long, so
+// a kernel that has reassembled them splits the packet anew, without the device that it came by.
+func (w wire) unequalFragments(t *testing.T, p testenv.Packet, id uint32) [][]byte {
+	t.Helper()
+	p.Payload = strings.Repeat(p.Payload, 1200/len(p.Payload))
+	fragments, err := testenv.FragmentFrom(w.frame(p), 16, 1352, id)
+	testenv.Must(t, err)
+	fragments[0] = withHeader(fragments[0], unix.IPPROTO_DSTOPTS)
+	return fragments
 }
 
 // icmpError is an error of the host at src about a packet.
@@ -132,18 +143,30 @@ func (w wire) wantNoAttack(t *testing.T, attacks []attackFrames, legal testenv.P
 			return err
 		})
 	}
+	if legal.Src.Is6() {
+		testenv.Must(t, w.ns.SendFrames(testenv.PodIfName, w.unequalFragments(t, legal, 79)...))
+		testenv.Eventually(t, "legal fragments", func() error {
+			if slices.ContainsFunc(c.frames(t), func(frame []byte) bool { return bytes.Contains(frame, []byte(legalPayload)) }) {
+				return nil
+			}
+			return errNothing
+		})
+	}
 }
 
 // No packet gets to a container, or from one, that its rules do not admit, whatever it looks like and whoever it
 // claims to be from.
 func TestPolicyAttacks(t *testing.T) {
-	for _, path := range []string{"established", "always", "clsact"} {
+	for _, path := range []string{"established", "tracked", "always", "clsact"} {
 		t.Run(path, func(t *testing.T) {
 			keys := `"ipMasq": true, "antiSpoof": false`
 			if path != "clsact" {
-				keys += `, "fastPath": "` + path + `"`
+				keys += `, "fastPath": "` + strings.Replace(path, "tracked", "established", 1) + `"`
 			}
 			n := newNetworkWith(t, withKeys(keys))
+			if path == "tracked" { // so the kernel reassembles fragments
+				n.nft(t, "table inet tracked { chain c { type filter hook prerouting priority 0; ct state new accept; }; }")
+			}
 			if path == "clsact" {
 				n.loadForClsact(t)
 			}

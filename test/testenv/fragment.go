@@ -11,12 +11,17 @@ import (
 // of 8, as a router (IPv4) or the sender (IPv6) does. It returns their frames in order, with the
 // identification id.
 func Fragment(frame []byte, size int, id uint32) ([][]byte, error) {
+	return FragmentFrom(frame, size, size, id)
+}
+
+// FragmentFrom does the same, but the first fragment has another size.
+func FragmentFrom(frame []byte, first, size int, id uint32) ([][]byte, error) {
 	p, err := Decode(frame)
 	if err != nil {
 		return nil, fmt.Errorf("packet to fragment: %w", err)
 	}
-	if p.Fragmented || size <= 0 || size%8 != 0 {
-		return nil, fmt.Errorf("fragment packet into %d bytes each: expected a multiple of 8, and a packet that is no fragment", size)
+	if p.Fragmented || min(first, size) <= 0 || (first|size)%8 != 0 {
+		return nil, fmt.Errorf("fragment packet into %d and %d bytes: expected multiples of 8, and a packet that is no fragment", first, size)
 	}
 	headerLen := etherLen + ipv6Len
 	if p.Src.Is4() {
@@ -27,6 +32,9 @@ func Fragment(frame []byte, size int, id uint32) ([][]byte, error) {
 	var frames [][]byte
 	for offset, end := 0, 0; offset < len(payload); offset = end {
 		end = min(offset+size, len(payload))
+		if offset == 0 {
+			end = min(first, len(payload))
+		}
 		fragment := append([]byte(nil), header...)
 		if p.Src.Is4() {
 			fragmentIPv4(fragment[etherLen:], offset, end-offset, end < len(payload), uint16(id))
