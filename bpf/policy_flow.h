@@ -159,18 +159,19 @@ static __always_inline bool policy_admits_again(struct policy_args *policy,
 
 /*
  * Has the last hook judge p, which the flow of the container that sends it admits, unless the flow shows the peer that the stack
- * makes of p's address. A TCP connection keeps its peer; a datagram may get another one than those before.
+ * makes of p's address. A datagram, and what the stack translates, may get another one than the packets before: for TCP
+ * it does once conntrack has forgotten the connection.
  */
 static __always_inline void policy_await(struct packet *p, const struct policy_args *policy,
 					 const struct flow_key *key, const struct flow *flow)
 {
 	if (flow->flags & FLOW_BY_REMOTE || !RULE_SET_EGRESS(policy->rule_sets))
 		return;
-	if (flow->reset & FLOW_UNCONFIRMED)
+	if (flow->reset & FLOW_UNCONFIRMED || flow->nat_port != key->remote_port ||
+	    !addr_equal(&flow->nat_addr, &key->remote))
 		p->decided.pending = PENDING_JUDGE;
 	else if (p->protocol != IPPROTO_TCP)
-		p->decided.pending =
-			addr_equal(&flow->nat_addr, &key->remote) ? PENDING_COMPARE : PENDING_JUDGE;
+		p->decided.pending = PENDING_COMPARE;
 }
 
 /*
@@ -219,7 +220,7 @@ static __always_inline void policy_received_key(struct flow_key *key, const stru
 /*
  * Reports whether the packet in pkt_scratch belongs to a flow that the rules have admitted, and tracks it. The policy and
  * the key are in scratch memory. A packet that opens a connection belongs to none, because a former one may have
- * had its tuple.
+ * had its tuple, nor does an echo request with the identifier 0, because the other side's has the same key.
  */
 __noinline int policy_is_known(__u32 sender)
 {
@@ -231,7 +232,7 @@ __noinline int policy_is_known(__u32 sender)
 	if (!policy || !args || !p)
 		return false;
 	flow = &args->flow;
-	if (packet_opens(p)) {
+	if (packet_opens(p) || (p->has_ports && !(p->sport || p->dport || p->echo_reply))) {
 		flow_access(FLOW_READ);
 		return false;
 	}

@@ -75,7 +75,7 @@ static __always_inline bool policy_load(struct policy_args *args, const struct d
 	args->container = device->container;
 	args->generation = *(volatile __u32 *)&policy->generation;
 	args->rule_sets = *(volatile __u64 *)&policy->rule_sets;
-	if ((__u16)p->decided.policies != index) {
+	if ((__u16)p->decided.policies != index && p->decided.policies >> 16 != index) {
 		p->decided.policies = p->decided.policies << 16 | index;
 		p->decided.policy_generation += args->generation;
 	}

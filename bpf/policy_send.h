@@ -47,7 +47,7 @@ static __always_inline void policy_track_pending(struct __sk_buff *skb,
 	if (!flow || !entry || !tag_is_of(tag, entry->id))
 		return;
 	device = device_lookup(entry->tuple.ifindex);
-	if (!device || device->owner != args->owner)
+	if (!device || device->owner != args->owner || entry->tuple.protocol != p->protocol)
 		return;
 	__builtin_memset(&flow->key, 0, sizeof(flow->key));
 	flow->key.remote = entry->tuple.dst;

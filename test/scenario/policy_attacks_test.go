@@ -45,6 +45,7 @@ func (w wire) attacksOn(t *testing.T, src, dst netip.Addr, spoofed map[string]ne
 		add(name, testenv.TCPPacket(from, to, flags, attackPayload))
 	}
 	add("a ping", testenv.EchoPacket(src, dst, false, 9, 9, attackPayload))
+	add("a ping like one of the receiver", testenv.EchoPacket(src, dst, false, 0, 9, attackPayload))
 	add("a reply to no ping", testenv.EchoPacket(src, dst, true, 9, 9, attackPayload))
 	add("another protocol", testenv.Packet{Src: src, Dst: dst, Proto: 253, TTL: 64, Payload: attackPayload})
 	for _, port := range []uint16{67, 68, 546, 547} {
@@ -195,6 +196,7 @@ func TestPolicyAttacks(t *testing.T) {
 					wire
 					src netip.Addr
 				}{{wireOf(t, stranger), f.Pod(stranger)}, {n.outsideWire(t), f.Outside}} {
+					wireOf(t, victim).send(t, testenv.EchoPacket(f.Pod(victim), from.src, false, 0, 9, ""))
 					attacks := from.attacksOn(t, from.src, f.Pod(victim), spoofed)
 					about := testenv.TCPPacket(client.Local(), server, testenv.ACK, attackPayload)
 					if from.ns == stranger.Namespace {

@@ -89,6 +89,7 @@ func TestPolicyOfEachPacket(t *testing.T) {
 			for _, f := range testenv.Families {
 				to := at(f.Outside, 80)
 				servers := map[string]*net.UDPConn{"outside": listenPacket(t, n.Outside, to), "admitted": listenPacket(t, admitted.Namespace, at(f.Pod(admitted), 80))}
+				serve(t, admitted.Namespace, "tcp", at(f.Pod(admitted), 80))
 				early, late := listenPacket(t, client.Namespace, at(f.Pod(client), 5000)), listenPacket(t, client.Namespace, at(f.Pod(client), 5001))
 				wantArrival := func(socket *net.UDPConn, name string) {
 					for range 3 {
@@ -123,7 +124,13 @@ func TestPolicyOfEachPacket(t *testing.T) {
 				}
 				n.translate(t, admitted)
 				wantArrival(late, "admitted")
+				connection := connect(t, client.Namespace, "tcp", netip.AddrPort{}, to)
+				ask(t, connection, admitted.Namespace)
 				n.translate(t, web)
+				wantDrop("a segment of a connection that conntrack has forgotten", func() {
+					wireOf(t, client).send(t, testenv.TCPPacket(connection.Local(), to, testenv.ACK, "x"))
+				})
+				connection.Close()
 				wantDrops(late, "after the admitted pod")
 				n.nft(t, "delete table inet services")
 				n.flush(t)
