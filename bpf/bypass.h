@@ -432,7 +432,7 @@ static __always_inline void bypass_hint_delivery(const struct packet *p, const s
 
 /*
  * Records p, which the stack has forwarded from one endpoint to the other, unchanged
- * (NULL is the outside), so that its connection can be offloaded.
+ * (NULL is the outside), so that its connection can be offloaded. Reports whether it is now.
  */
 static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet *p,
 				     const struct endpoint *from, const struct endpoint *to)
@@ -442,15 +442,19 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	if (!offload_is_possible(p) || !bypass_init_observed(skb, p, from, to, &c))
 		return 0;
 	offload_find(&c);
-	if (c.offload && (c.offload->translated ? c.offload->ct != c.ct : c.ct != 0))
+	if (c.offload && (c.offload->translated ? c.offload->ct != c.ct : c.ct != 0)) {
+		if (!from && !c.ct)
+			return 0;   /* forged, perhaps: conntrack does not know it */
 		offload_remove(&c); /* of another connection with the tuple */
+	}
 	if (c.offload && offload_is_void(p, &c, c.offload->uplink, c.offload->ct_seen))
 		offload_remove(&c);
 	if (p->tcp_syn || p->tcp_synack) {
 		if (c.offload)
 			offload_track_open(p, &c);
 	} else if (p->tcp_rst) {
-		offload_remove(&c);
+		if (c.offload && (from || p->seq == c.offload->ct_acked[c.side & 1]))
+			offload_remove(&c); /* another number may be forged */
 	} else if (offload_has_side(&c)) {
 		if (bypass_is_replied(skb, p, &c))
 			offload_deliver(&c, !c.side);
@@ -460,7 +464,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 		bypass_hint_delivery(p, &c, from);
 	}
 	offload_save(&c);
-	return 0;
+	return offload_is_open(c.offload);
 }
 
 /* tag_matches, and not by chance, if the delivery is recorded. */

@@ -281,7 +281,7 @@ __noinline int ct_nat_redirect(struct __sk_buff *skb)
 	packet_set_tuple(p, &t->in);
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	if (!c.offload)
+	if (!offload_is_open(c.offload))
 		ct_nat_remove(t);
 	p->in_stack = false;
 	skb->tc_index = TAG_NONE;
@@ -307,19 +307,16 @@ static __always_inline int ct_nat_forward(struct __sk_buff *skb, const struct pa
 	return ct_nat_redirect(skb);
 }
 
-/*
- * Creates the FLOW_CT_NAT of the connection in ct_scratch, or renews its time. Returns false if it has none, and
- * cannot have one.
- */
-static __noinline bool ct_nat_record(const struct ct_translation *t, const struct endpoint *payer)
+/* Creates the FLOW_CT_NAT of the connection in ct_scratch, or renews its time. Without one, the stack translates. */
+static __noinline void ct_nat_record(const struct ct_translation *t, const struct endpoint *payer)
 {
 	struct flow_args *args = flow_scratch_get();
 	struct ct_nat *nat = ct_nat_lookup(t->reply ? &t->out : &t->in), *new;
 
 	if (!args)
-		return false;
+		return;
 	if (nat && ct_nat_is_current(nat, t) && now_ticks() - nat->last_seen < CT_NAT_RENEW)
-		return true;
+		return;
 	__builtin_memset(&args->new, 0, sizeof(args->new));
 	new = (struct ct_nat *)&args->new;
 	new->owner = payer->owner;
@@ -329,7 +326,7 @@ static __noinline bool ct_nat_record(const struct ct_translation *t, const struc
 	new->last_seen = now_ticks();
 	new->created = new->last_seen;
 	new->ct = t->ct;
-	return flow_insert();
+	flow_insert();
 }
 
 /* Ends the offload of the tuple's former connection, if the stack has delivered a SYN+ACK that opens a new one. */
@@ -365,11 +362,12 @@ __noinline int ct_nat_observe(struct __sk_buff *skb, __u32 tag)
 	from = device_lookup(skb->ingress_ifindex) ? endpoint_lookup(&t->in.src) : NULL;
 	to = device_lookup(skb->ifindex) ? endpoint_lookup(&p->dst) : NULL;
 	payer = t->reply ? to ?: from : from ?: to;
-	if (!payer || (to && to->ifindex != skb->ifindex) || !ct_nat_record(t, payer))
+	if (!payer || (to && to->ifindex != skb->ifindex))
 		return 0;
 	p->decided.ct_nat = true;
-	bypass_observe(skb, p, from, to);
-	if (p->tcp_rst)
+	if (bypass_observe(skb, p, from, to))
+		ct_nat_record(t, payer);
+	else
 		ct_nat_remove(t);
 	return 0;
 }

@@ -317,7 +317,8 @@ static __always_inline bool flow_may_have_one_of(const struct flow_args *args, _
 {
 	if (args->own >= FLOW_SHARE * places)
 		return false;
-	if (args->key.kind == FLOW_OFFLOAD) /* the connection works without */
+	if (args->key.kind == FLOW_OFFLOAD ||
+	    args->key.kind == FLOW_CT_NAT) /* the connection works without */
 		return places >= FLOW_ROOM;
 	return places > FLOW_SPARE || !args->own;
 }

@@ -267,7 +267,7 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 	verdict = forward_dnat(skb, p, to, &p->dst, p->dport);
 	if (!(to->flags & ENDPOINT_MASQ) && !host_port_reverse(&p->dst, p->dport, p->protocol))
 		return verdict;
-	if (verdict == VERDICT_NEXT)
+	if (verdict == VERDICT_NEXT && !p->decided.ct_update)
 		forward_tag_pending(skb, p);
 	else if (verdict != VERDICT_DROP)
 		dnat_create(p, packet_tuple(p), &d, to->owner);

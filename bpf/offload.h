@@ -26,8 +26,6 @@
 #define OFFLOAD_AFTER	  8	    /* packets of a side: shorter connections get no entry */
 #define CT_TCP_INTERVAL	  TICKS(60) /* after 5 days, unless the host configures less */
 #define CT_UPDATE_MAX_LEN 1024	    /* bytes: copy only short packets */
-#define OFFLOAD_FIN_ANY	  (OFFLOAD_FIN | OFFLOAD_FIN << 1)
-#define OFFLOAD_CLOSED	  (OFFLOAD_FIN_ACK | OFFLOAD_FIN_ACK << 1)
 
 /* Reports whether what was recorded of the connection at the tick is void. */
 static __always_inline bool offload_is_void(const struct packet *p, const struct connection *c,
@@ -158,7 +156,7 @@ static __always_inline void offload_track_close(const struct packet *p, struct c
 	if (offload->state & OFFLOAD_FIN << !c->side &&
 	    p->ack == (c->side ? offload->fin_seq[0] : offload->fin_seq[1]))
 		offload->state |= OFFLOAD_FIN_ACK << !c->side;
-	if ((offload->state & OFFLOAD_CLOSED) == OFFLOAD_CLOSED)
+	if ((offload->state & OFFLOAD_FIN_ACK_BOTH) == OFFLOAD_FIN_ACK_BOTH)
 		offload_remove(c);
 }
 
@@ -235,24 +233,26 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet
 					    struct connection *c)
 {
 	struct offload *offload = c->offload;
-	bool end = p->tcp_fin || p->tcp_rst;
+	bool due, end = p->tcp_fin || p->tcp_rst;
 	__u32 now;
 
 	if (!offload || p->protocol != IPPROTO_TCP)
 		return 0;
 	now = now_ticks();
 	ct_record_bypass(skb, p, c);
-	if (end ? offload_end_counts(skb, p, c) : ct_update_is_due(p, c, now)) {
+	due = end ? offload_end_counts(skb, p, c) : ct_update_is_due(p, c, now);
+	if (due) {
 		offload->ct_seen = now;
 		if (ct_update_send(skb, p, c))
 			return -EINVAL;
 	}
 	p->decided.uncached |= ct_may_await_ack(c, now);
-	if (p->tcp_fin || offload->state & OFFLOAD_FIN_ANY)
+	if (p->tcp_fin || offload->state & OFFLOAD_FIN_BOTH)
 		offload_track_close(p, c);
-	/* A remote's RST may be forged, and ignored by the container. */
 	if (p->tcp_rst && skb->ifindex != offload->uplink)
 		offload_remove(c);
+	else if (p->tcp_rst && due) /* forged, perhaps, and ignored by the container */
+		offload->state |= OFFLOAD_FIN_BOTH | OFFLOAD_FIN_ACK;
 	offload_save(c);
 	return 0;
 }
@@ -311,7 +311,7 @@ static __always_inline void offload_touch(const struct packet *p, struct connect
 	if (c->offload->ct_seen != now)
 		c->offload->ct_seen = now;
 	ct_record(c->offload, p, c->side & 1, by_container);
-	if (p->tcp_fin || c->offload->state & OFFLOAD_FIN_ANY)
+	if (p->tcp_fin || c->offload->state & OFFLOAD_FIN_BOTH)
 		offload_track_close(p, c);
 }
 

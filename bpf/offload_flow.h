@@ -10,6 +10,8 @@
 #include "scratch.h"
 
 #define OFFLOAD_DELIVERED_BOTH (OFFLOAD_DELIVERED | OFFLOAD_DELIVERED << 1)
+#define OFFLOAD_FIN_BOTH       (OFFLOAD_FIN | OFFLOAD_FIN << 1)
+#define OFFLOAD_FIN_ACK_BOTH   (OFFLOAD_FIN_ACK | OFFLOAD_FIN_ACK << 1)
 
 /* The connection of a packet p, with its flow. */
 struct connection {
@@ -88,12 +90,33 @@ static __always_inline void offload_find(struct connection *c)
 	c->offload = &copy->now;
 }
 
-/* Returns the state of the flow when both sides were delivered. Before, it is FLOW_SYN_SENT or FLOW_UDP. */
-static __always_inline enum flow_state offload_assured(const struct offload *offload)
+/*
+ * Reports whether both sides have ended the connection, and one has acknowledged the other's FIN, which shows that it was not
+ * forged. The last ACK is forwarded by a cached decision, so it is not awaited.
+ */
+static __always_inline bool offload_is_ending(const struct offload *offload)
 {
-	return offload->flow_state == FLOW_UDP || offload->flow_state == FLOW_UDP_STREAM
-		       ? FLOW_UDP_STREAM
-		       : FLOW_ESTABLISHED;
+	return (offload->state & OFFLOAD_FIN_BOTH) == OFFLOAD_FIN_BOTH &&
+	       offload->state & OFFLOAD_FIN_ACK_BOTH;
+}
+
+/* Reports whether both sides were delivered, and the connection goes on. */
+static __always_inline bool offload_is_open(const struct offload *offload)
+{
+	return offload && (offload->state & OFFLOAD_DELIVERED_BOTH) == OFFLOAD_DELIVERED_BOTH &&
+	       !offload_is_ending(offload);
+}
+
+/* Sets the flow's state when both sides were delivered. Before, it is FLOW_SYN_SENT or FLOW_UDP. */
+static __always_inline void offload_set_state(struct offload *offload)
+{
+	if ((offload->state & OFFLOAD_DELIVERED_BOTH) != OFFLOAD_DELIVERED_BOTH)
+		return;
+	if (offload->flow_state == FLOW_UDP || offload->flow_state == FLOW_UDP_STREAM)
+		offload->flow_state = FLOW_UDP_STREAM;
+	else
+		offload->flow_state =
+			offload_is_ending(offload) ? FLOW_TIME_WAIT : FLOW_ESTABLISHED;
 }
 
 /* Has a value that differs between the two copies replace that in the table. */
@@ -126,8 +149,7 @@ static __always_inline void offload_merge(struct offload *offload, const struct 
 	OFFLOAD_MERGE(fin_seq[1]);
 	OFFLOAD_MERGE(ct_window);
 	offload->state |= now->state & ~before->state;
-	if ((offload->state & OFFLOAD_DELIVERED_BOTH) == OFFLOAD_DELIVERED_BOTH)
-		offload->flow_state = offload_assured(now);
+	offload_set_state(offload);
 }
 
 /*
@@ -193,6 +215,5 @@ static __always_inline void offload_deliver(const struct connection *c, __u32 si
 	struct offload *offload = c->offload;
 
 	offload->state |= OFFLOAD_DELIVERED << side;
-	if ((offload->state & OFFLOAD_DELIVERED_BOTH) == OFFLOAD_DELIVERED_BOTH)
-		offload->flow_state = offload_assured(offload);
+	offload_set_state(offload);
 }

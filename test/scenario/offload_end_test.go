@@ -1,0 +1,64 @@
+package scenario
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// Connections that have ended, after some of their packets bypassed the stack, leave no flow that others must not replace.
+func TestEndedOffloadsAreReplaceable(t *testing.T) {
+	n := newEstablishedNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	for _, f := range testenv.Families {
+		onWeb := at(f.Pod(web), 80)
+		n.RouteTo(t, f.PodSubnet)
+		paths := append(n.allPaths(f, a, web), path{"outside to pod", n.Outside, web.Namespace, onWeb, onWeb})
+		if testenv.VisibleHooks.Probe() == nil {
+			n.nodePort(t, f, web, true)
+			paths = append(paths, path{"outside to node port", n.Outside, web.Namespace, onWeb, at(f.Node, nodePort)})
+		}
+		for _, p := range paths {
+			t.Run(f.Name+"/"+p.name, func(t *testing.T) {
+				for range 4 {
+					upload(mebibyte)(t, p.client, p.server, p.listen, p.dial)
+					download(mebibyte)(t, p.client, p.server, p.listen, p.dial)
+				}
+				n.wantNoAssuredOffloads(t)
+			})
+			t.Run(f.Name+"/"+p.name+", reset", func(t *testing.T) {
+				serve(t, p.server, "tcp", p.listen)
+				client, server := connect(t, p.client, "tcp", netip.AddrPort{}, p.dial), p.server
+				for range 30 {
+					ask(t, client, server)
+				}
+				testenv.Must(t, client.Reset())
+				n.wantNoAssuredOffloads(t)
+			})
+		}
+	}
+}
+
+func (n *network) wantNoAssuredOffloads(t *testing.T) {
+	t.Helper()
+	within(t, "the flows to end", func() (err error) {
+		n.withDatapath(t, func(datapath *loader.Datapath) {
+			for _, e := range must(maps.OffloadEntries(datapath)) {
+				if e.FlowState == maps.FlowState(bpf.FlowEstablished) {
+					err = fmt.Errorf("got %+v, want none that is assured", e)
+				}
+			}
+			for _, e := range must(maps.FlowEntries(datapath)) {
+				if e.CT != 0 {
+					err = fmt.Errorf("got %+v, want none", e)
+				}
+			}
+		})
+		return err
+	})
+}
