@@ -185,9 +185,13 @@ func (c *Compiler) choose(pods []*Pod, state *State) map[*Pod][]*parsed {
 		}
 	}
 	state.Namespaces = slices.Sorted(maps.Keys(namespaces))
-	own := map[*Pod][]*parsed{}
+	own, holders := map[*Pod][]*parsed{}, c.uidHolders(pods)
 	for _, pod := range pods {
 		if pod.Node != c.Node || pod.IsDone {
+			continue
+		}
+		if holder := holders[pod.UID]; holder != pod {
+			state.warn("pod %s/%s says that it mirrors a static pod, and has the UID of pod %s/%s: its policies have no effect", pod.Namespace, pod.Name, holder.Namespace, holder.Name)
 			continue
 		}
 		namespace := c.labelsOf(pod.Namespace)
@@ -210,6 +214,22 @@ func (c *Compiler) choose(pods []*Pod, state *State) map[*Pod][]*parsed {
 		}
 	}
 	return own
+}
+
+// uidHolders returns the pod that has a UID: the real one, or else the oldest of those that say so by an annotation, which anybody
+// who may create pods may set.
+func (c *Compiler) uidHolders(pods []*Pod) map[string]*Pod {
+	holders := map[string]*Pod{}
+	for _, pod := range pods {
+		if pod.Node != c.Node || pod.IsDone {
+			continue
+		}
+		holder := holders[pod.UID]
+		if holder == nil || holder.IsMirror && (!pod.IsMirror || pod.Created.Before(holder.Created)) {
+			holders[pod.UID] = pod
+		}
+	}
+	return holders
 }
 
 // selecting returns the policies that select a pod, and notes whether one for the cluster is among them.
@@ -402,10 +422,10 @@ func (c *Compiler) collect(pod *Pod, policies []*parsed, direction int) (rules [
 // expand returns the rules for the compiler: one for the numbers of ports, and with names of ports for egress, one for each
 // list of numbers that classes have for them.
 func (c *Compiler) expand(r *rule, pod *Pod) (rules []policy.Rule) {
-	ports := r.ports
+	ports := slices.Clip(r.ports)
 	if len(r.holders) == 0 { // ingress
 		for _, name := range r.named {
-			ports = slices.Concat(ports, name.numbers(pod.Ports))
+			ports = append(ports, name.numbers(pod.Ports)...)
 		}
 	}
 	if r.anyPort || len(ports) > 0 {

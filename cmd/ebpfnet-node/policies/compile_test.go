@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -290,5 +293,34 @@ func TestTooMany(t *testing.T) {
 	state := c.Compile(cluster)
 	if got := admitted(state, ingress, pods); got != "" || len(state.Warnings) != 2 {
 		t.Errorf("admits %q, with the warnings %q", got, state.Warnings)
+	}
+}
+
+// Anybody who may create pods may claim to mirror a static pod. That takes no other pod's rules, and gives it none.
+func TestForgedMirror(t *testing.T) {
+	claim := func(name, uid string, created int64) *Pod {
+		pod := PodOf(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				UID: types.UID(name), Namespace: "x", Name: name, Annotations: map[string]string{mirrorOf: uid}, Labels: map[string]string{"app": "web"},
+				CreationTimestamp: metav1.Unix(created, 0),
+			},
+			Spec: corev1.PodSpec{NodeName: "this"},
+		})
+		return pod
+	}
+	open := &Pod{UID: "open", Namespace: "y", Name: "open", Node: "this"}
+	pods := append(peersOf(), open, claim("of-a", "x/a", 0), claim("of-open", "open", 0), claim("late", "static", 9), claim("static", "static", 8))
+	const isolated = "{podSelector: {matchLabels: {app: a}}, ingress: []}"
+	for range 20 { // in any order of a map
+		state := (&Compiler{Node: "this"}).Compile(clusterOf(t, pods, isolated))
+		if a := state.Pods["x/a"]; a == nil || a.Sets[ingress] == nil {
+			t.Fatalf("the isolated pod has rules %+v, want its own", a)
+		}
+		if state.Pods["open"] != nil || state.Names["static"] != "x/static" {
+			t.Fatalf("got rules %v of %q and %q, want none for a pod without policies, and those of the oldest mirror", state.Pods["open"], state.Names["open"], state.Names["static"])
+		}
+		if warnings := strings.Join(state.Warnings, "\n"); strings.Count(warnings, "mirrors a static pod") != 3 {
+			t.Fatalf("got warnings %q, want one for each forged pod", warnings)
+		}
 	}
 }

@@ -52,6 +52,15 @@ func TestHostile(t *testing.T) {
 	for port := range 65000 {
 		ports[0].Spec.Ingress[0].Ports = append(ports[0].Spec.Ingress[0].Ports, networkingv1.NetworkPolicyPort{Port: new(intstr.FromInt32(int32(port + 1)))})
 	}
+	oddPorts := hostile(1, func(int) networkingv1.NetworkPolicyIngressRule { return networkingv1.NetworkPolicyIngressRule{} })
+	for port := 1; port < 65000; port += 2 {
+		oddPorts[0].Spec.Ingress[0].Ports = append(oddPorts[0].Spec.Ingress[0].Ports, networkingv1.NetworkPolicyPort{Port: new(intstr.FromInt32(int32(port)))},
+			networkingv1.NetworkPolicyPort{Port: new(intstr.FromString(fmt.Sprint("port", port)))})
+	}
+	var exceptions []string
+	for i := range 100_000 {
+		exceptions = append(exceptions, fmt.Sprintf("10.%d.%d.%d/32", 128+i>>16, i>>8&255, i&255))
+	}
 	names := hostile(1, func(int) networkingv1.NetworkPolicyIngressRule { return networkingv1.NetworkPolicyIngressRule{} })
 	names[0].Name, names[0].Spec.PodSelector.MatchLabels = "a\nx/b", map[string]string{"app": "a"}
 	for _, name := range []string{"a", "b"} {
@@ -68,6 +77,8 @@ func TestHostile(t *testing.T) {
 			return fromBlock(fmt.Sprintf("10.0.%d.%d/32", i>>8, i&255))
 		}), "x/a:all|none x/b:all|none y/a:all|none z/c:all|none", ""},
 		"too many ports":                {ports, "", "the policies of pod x/web have too many combinations of a peer and a port"},
+		"many separate ports":           {oddPorts, "x/a:81,53 x/b:81,53 y/a:81,53 z/c:81,53 outside:81,53", ""},
+		"too many exceptions":           {hostile(1, func(int) networkingv1.NetworkPolicyIngressRule { return fromBlock("10.0.0.0/8", exceptions...) }), "", "too many"},
 		"many labels":                   {hostile(4000, func(i int) networkingv1.NetworkPolicyIngressRule { return fromPods("In", i) }), "crowd", ""},
 		"too many labels":               {hostile(10000, func(i int) networkingv1.NetworkPolicyIngressRule { return fromPods("In", i) }), "", "over 4096 sets of pods"},
 		"too many combinations":         {hostile(4000, func(i int) networkingv1.NetworkPolicyIngressRule { return fromPods("NotIn", i) }), "", "too many combinations"},

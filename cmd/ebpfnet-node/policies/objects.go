@@ -43,6 +43,7 @@ type Pod struct {
 	Addresses       []netip.Addr
 	Ports           []NamedPort
 	HostNetwork     bool
+	IsMirror        bool // it says that it mirrors a static pod, whose UID it has
 	IsDone          bool // it has succeeded or failed, so its addresses may be another pod's
 }
 
@@ -64,7 +65,7 @@ func PodOf(o *corev1.Pod) *Pod {
 		IsDone: o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed,
 	}
 	if uid := o.Annotations[mirrorOf]; uid != "" {
-		pod.UID = uid
+		pod.UID, pod.IsMirror = uid, true
 	}
 	texts := []string{o.Status.PodIP}
 	for _, ip := range o.Status.PodIPs {

@@ -145,13 +145,14 @@ func (p *parser) rule(namespace, name string, peers []networkingv1.NetworkPolicy
 	}
 	for _, peer := range peers {
 		if peer.IPBlock == nil {
-			if t := p.podTerm(namespace, name, peer); t != nil && !slices.Contains(r.terms, t) {
+			if t := p.podTerm(namespace, name, peer); t != nil {
 				r.terms = append(r.terms, t)
 			}
 		} else if block, ok := p.block(name, peer.IPBlock); ok {
 			p.addBlock(&r, block)
 		}
 	}
+	r.terms, r.named = unique(r.terms), unique(r.named)
 	if !isEgress || len(r.named) == 0 {
 		return r
 	}
@@ -175,9 +176,7 @@ func (p *parser) addPort(r *rule, port networkingv1.NetworkPolicyPort) {
 	case port.Port == nil:
 		r.ports = append(r.ports, policy.Ports{Protocol: protocol, Last: lastPort})
 	case port.Port.Type == intstr.String:
-		if name := (portName{port.Port.StrVal, protocol}); !slices.Contains(r.named, name) {
-			r.named = append(r.named, name)
-		}
+		r.named = append(r.named, portName{port.Port.StrVal, protocol})
 	default:
 		first, last := port.Port.IntVal, port.Port.IntVal
 		if port.EndPort != nil {
@@ -232,9 +231,23 @@ func (p *parser) block(rule string, block *networkingv1.IPBlock) (peer policy.Pe
 		case !except.Overlaps(peer.CIDR):
 		case except.Bits() <= peer.CIDR.Bits():
 			return peer, false
-		case !slices.Contains(peer.Except, except):
+		default:
 			peer.Except = append(peer.Except, except)
 		}
 	}
+	peer.Except = unique(peer.Except)
 	return peer, true
+}
+
+// unique removes what is in a list more than once. A policy may have 100,000 of one kind.
+func unique[T comparable](list []T) []T {
+	if len(list) < 2 {
+		return list
+	}
+	known := make(map[T]bool, len(list))
+	return slices.DeleteFunc(list, func(one T) bool {
+		isKnown := known[one]
+		known[one] = true
+		return isKnown
+	})
 }

@@ -25,9 +25,18 @@ const (
 
 // spaceOf returns the numbers of ports.
 func spaceOf(ports []policy.Ports) (s space) {
+	spans := make(space, 0, len(ports))
 	for _, p := range ports {
 		first := portCount * slices.Index(withPorts[:], p.Protocol)
-		s = s.plus(space{{first + int(p.First), first + int(p.Last)}})
+		spans = append(spans, span{first + int(p.First), first + int(p.Last)})
+	}
+	slices.SortFunc(spans, func(a, b span) int { return a.first - b.first })
+	for _, next := range spans {
+		if last := len(s) - 1; last >= 0 && next.first <= s[last].last+1 {
+			s[last].last = max(s[last].last, next.last)
+		} else {
+			s = append(s, next)
+		}
 	}
 	return s
 }
