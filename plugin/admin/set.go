@@ -94,6 +94,9 @@ func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, r
 	if err := c.Apply(rec.Settings); err != nil {
 		return nil, err
 	}
+	if policy.IsPod && changesRules(s) {
+		return nil, fmt.Errorf("%w: the namespace has NetworkPolicies", errPod)
+	}
 	if err := o.records.Write(rec); err != nil {
 		return nil, err
 	}
@@ -114,14 +117,15 @@ func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, r
 	return warning, o.limit(device.IfIndex, rec.Attachment.IfName, c.Bandwidth)
 }
 
+func changesRules(s record.Settings) bool {
+	return s.Policy != "" || s.IngressPolicy != "" || s.PolicyMode != ""
+}
+
 // setPolicy gives the container the rules of the settings. When a direction becomes isolated, it first admits
 // replies of the container's connections, and then once more for those that are new since.
 func (o *Host) setPolicy(store *maps.Store, device *maps.Device, before maps.Policy, c *config.Config, s record.Settings) (warning, err error) {
-	if s.Policy == "" && s.IngressPolicy == "" && s.PolicyMode == "" {
+	if !changesRules(s) {
 		return nil, nil
-	}
-	if before.IsPod {
-		return nil, fmt.Errorf("%w: the namespace has NetworkPolicies", errPod)
 	}
 	ingress, egress := c.RuleSets()
 	if s.Policy == "" && s.IngressPolicy == "" {

@@ -149,10 +149,10 @@ func (d Dir) Write(r *Record) error {
 	}
 	owner := r.Attachment.Owner()
 	if err := os.WriteFile(d.partial(owner), text, 0o600); err != nil {
-		return errors.Join(fmt.Errorf("write a record: %w", err), d.Remove(owner))
+		return errors.Join(fmt.Errorf("write a record: %w", err), remove(d.partial(owner)))
 	}
 	if err := os.Rename(d.partial(owner), d.file(owner)); err != nil {
-		return errors.Join(fmt.Errorf("write a record: %w", err), d.Remove(owner))
+		return errors.Join(fmt.Errorf("write a record: %w", err), remove(d.partial(owner)))
 	}
 	return nil
 }
@@ -176,13 +176,14 @@ func (d Dir) Read(owner loader.Owner) (*Record, error) {
 // Remove removes an owner's record, and the partial one of a Write that was killed. A missing
 // record is no error.
 func (d Dir) Remove(owner loader.Owner) error {
-	var errs []error
-	for _, file := range []string{d.file(owner), d.partial(owner)} {
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("remove a record: %w", err))
-		}
+	return errors.Join(remove(d.file(owner)), remove(d.partial(owner)))
+}
+
+func remove(file string) error {
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove a record: %w", err)
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // List returns all records. It skips unreadable ones and reports them in the error.

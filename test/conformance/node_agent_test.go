@@ -78,7 +78,8 @@ func TestPodPolicy(t *testing.T) {
 	h.wantHeld(t, held)
 	h.putPodPolicy(t, "u2", nil)
 	h.wantPolicy(t, held, maps.Policy{IsPod: true})
-	h.wantCtl(t, 1, []string{"set", "pods/held", "ingressPolicy=open"}, "only the node agent changes the rules of this pod")
+	h.wantCtl(t, 1, []string{"set", "pods/held", "antiSpoof=false", "ingressPolicy=open"}, "only the node agent changes the rules of this pod")
+	wantSuccess(t, held.try(t, "CHECK"), "") // nothing of it has been recorded
 
 	early := add(conf, "early", "shop", "u5")
 	h.putPodPolicy(t, "u5", nil)
