@@ -11,7 +11,6 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -170,12 +169,22 @@ func (s *Store) finishPolicies() error {
 // reordersLoads says that a program may read a new generation, and then something that changed before it as it was before.
 const reordersLoads = runtime.GOARCH != "amd64"
 
-// waitForPrograms returns when no program runs that has begun before.
+// waitForPrograms returns when no program runs that has begun before: an update of a map of maps waits for them (Linux 5.0,
+// maybe_wait_bpf_programs). membarrier(2) does so, too, but not on hosts with nohz_full.
 func waitForPrograms() error {
-	const global = 1 // MEMBARRIER_CMD_GLOBAL: waits for RCU
-
-	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno != 0 {
-		return fmt.Errorf("wait for running programs: %w", errno)
+	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	outer, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
+	if err != nil {
+		return fmt.Errorf("wait for running programs: %w", err)
+	}
+	defer outer.Close()
+	m, err := ebpf.NewMap(inner)
+	if err != nil {
+		return fmt.Errorf("wait for running programs: %w", err)
+	}
+	defer m.Close()
+	if err := outer.Put(uint32(0), m); err != nil {
+		return fmt.Errorf("wait for running programs: %w", err)
 	}
 	return nil
 }

@@ -112,7 +112,7 @@ func (h *policyHost) ApplyPolicies(changes *policies.Changes) (warning, err erro
 		if h.open == nil {
 			if h.open, err = loader.OpenLoaded(); err != nil {
 				h.open = nil
-				return nil, ignoreNotLoaded(err)
+				return nil, err
 			}
 		}
 		err = maps.With(ctx, h.open, func(store *maps.Store) (err error) {
