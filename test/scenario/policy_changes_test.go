@@ -211,7 +211,7 @@ type numbered struct {
 
 const numberedLen = 64
 
-// send sends packets until ctx ends, at some thousand per second.
+// send sends packets until ctx ends, as fast as it can.
 func (s *numbered) send(ctx context.Context, conn net.Conn) {
 	buffer := make([]byte, numberedLen)
 	for ctx.Err() == nil {

@@ -34,7 +34,7 @@ var suites = []suite{
 		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|ErrorsLowerNoLocalPathMTU|BridgeNetfilterOnUplink|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|Downloads|PolicySCTP)$",
 	},
 	{
-		// Every verb through libcni and as a bare call, and ebpfnetctl.
+		// Every verb through libcni and as a bare call.
 		name: "conformance", title: "CNI contract",
 		tests: "^Test(Container|Check|CheckPrograms|Del|GC|StatusReady|Results|UplinkReattached)$",
 		quick: "^Test(Check|CheckPrograms|Del|GC|StatusReady)$",
