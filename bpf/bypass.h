@@ -432,7 +432,8 @@ static __always_inline void bypass_hint_delivery(const struct packet *p, const s
 
 /*
  * Records p, which the stack has forwarded from one endpoint to the other, unchanged
- * (NULL is the outside), so that its connection can be offloaded. Reports whether it is now.
+ * (NULL is the outside), so that its connection can be offloaded. Returns 1 if it is now, 0 if it is not, and -1 if p
+ * does not tell.
  */
 static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet *p,
 				     const struct endpoint *from, const struct endpoint *to)
@@ -440,11 +441,11 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	struct connection c = {};
 
 	if (!offload_is_possible(p) || !bypass_init_observed(skb, p, from, to, &c))
-		return 0;
+		return -1;
 	offload_find(&c);
 	if (c.offload && (c.offload->translated ? c.offload->ct != c.ct : c.ct != 0)) {
 		if (!from && !c.ct)
-			return 0;   /* forged, perhaps: conntrack does not know it */
+			return -1;  /* forged, perhaps: conntrack does not know it */
 		offload_remove(&c); /* of another connection with the tuple */
 	}
 	if (c.offload && offload_is_void(p, &c, c.offload->uplink, c.offload->ct_seen))

@@ -351,6 +351,7 @@ __noinline int ct_nat_observe(struct __sk_buff *skb, __u32 tag)
 	struct ct_translation *t = ct_scratch_get();
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *from, *to, *payer;
+	int open;
 
 	if (!p || !t || !offload_is_possible(p) || p->tcp_syn || !ct_read_packet(skb) ||
 	    !tag_is_of(tag, tuple_id(&t->in)))
@@ -365,9 +366,10 @@ __noinline int ct_nat_observe(struct __sk_buff *skb, __u32 tag)
 	if (!payer || (to && to->ifindex != skb->ifindex))
 		return 0;
 	p->decided.ct_nat = true;
-	if (bypass_observe(skb, p, from, to))
+	open = bypass_observe(skb, p, from, to);
+	if (open > 0)
 		ct_nat_record(t, payer);
-	else
+	else if (!open)
 		ct_nat_remove(t);
 	return 0;
 }

@@ -267,7 +267,9 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 	verdict = forward_dnat(skb, p, to, &p->dst, p->dport);
 	if (!(to->flags & ENDPOINT_MASQ) && !host_port_reverse(&p->dst, p->dport, p->protocol))
 		return verdict;
-	if (verdict == VERDICT_NEXT && !p->decided.ct_update)
+	if (p->decided.ct_update)
+		return verdict;
+	if (verdict == VERDICT_NEXT)
 		forward_tag_pending(skb, p);
 	else if (verdict != VERDICT_DROP)
 		dnat_create(p, packet_tuple(p), &d, to->owner);

@@ -142,7 +142,7 @@ type OffloadEntry struct {
 	Protocol  Protocol
 	Sides     [2]netip.AddrPort // the one with the lower port first
 	State     string            // "one way", "open", "closing" or "closed"
-	FlowState FlowState         // ESTABLISHED or UDP_STREAM since the stack has delivered both sides
+	FlowState FlowState         // since the stack has delivered both sides: ESTABLISHED or UDP_STREAM, or TIME_WAIT if it has ended
 	Seen      time.Duration     // since conntrack last saw it
 	Expired   bool              // as in FlowEntry
 	CT        uint64            // identifies it if the host's rules translate it, else 0; then Sides are those after translation
