@@ -244,12 +244,12 @@ __noinline int policy_leaves_unseen(struct __sk_buff *skb, __u32 tag)
 	endpoint = endpoint_lookup(&p->src);
 	if (tag & TAG_TUPLE && tag & TAG_PENDING) {
 		entry = bpf_map_lookup_elem(&routed, &key);
-		if (!entry || !tag_is_of(tag, entry->id) ||
-		    (endpoint && endpoint->ifindex != entry->tuple.ifindex)) {
+		if (entry && tag_is_of(tag, entry->id))
+			sender = device_lookup(entry->tuple.ifindex);
+		if (!sender || (endpoint && endpoint->container != sender->container)) {
 			drop_for(skb, OWNER_HOST, REASON_POLICY_EGRESS);
 			return false;
 		}
-		sender = device_lookup(entry->tuple.ifindex);
 	} else {
 		if (endpoint)
 			sender = device_lookup(endpoint->ifindex);

@@ -78,14 +78,13 @@ func TestPodPolicy(t *testing.T) {
 	h.wantHeld(t, held)
 	h.putPodPolicy(t, "u2", nil)
 	h.wantPolicy(t, held, maps.Policy{IsPod: true})
-	h.wantCtl(t, 1, []string{"set", "pods/held", "antiSpoof=false", "ingressPolicy=open"}, "only the node agent changes the rules of this pod")
-	wantSuccess(t, held.try(t, "CHECK"), "") // nothing of it has been recorded
 
 	early := add(conf, "early", "shop", "u5")
 	h.putPodPolicy(t, "u5", nil)
 	early.add(t)
 	h.wantPolicy(t, early, maps.Policy{IsPod: true})
-	wantSuccess(t, early.try(t, "CHECK"), "")
+	h.wantCtl(t, 1, []string{"set", "pods/early", "antiSpoof=false", "ingressPolicy=open"}, "only the node agent changes the rules of this pod")
+	wantSuccess(t, early.try(t, "CHECK"), "") // nothing of it has been recorded
 
 	late := add(conf, "late", "shop", "u3")
 	waiting := make(chan *testenv.Call, 1)
