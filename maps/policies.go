@@ -149,7 +149,7 @@ func (p policies) set(entry *bpf.Policy, owner loader.Owner, refs [2]RuleSetRef,
 // before, but see reordersLoads.
 func (s *Store) finishPolicies() error {
 	if len(s.revoked) > 0 {
-		if err := waitForPrograms(); err != nil {
+		if err := loader.WaitForPrograms(); err != nil {
 			return err
 		}
 	}
@@ -168,26 +168,6 @@ func (s *Store) finishPolicies() error {
 
 // reordersLoads says that a program may read a new generation, and then something that changed before it as it was before.
 const reordersLoads = runtime.GOARCH != "amd64"
-
-// waitForPrograms returns when no program runs that has begun before: an update of a map of maps waits for them (Linux 5.0,
-// maybe_wait_bpf_programs). membarrier(2) does so, too, but not on hosts with nohz_full.
-func waitForPrograms() error {
-	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
-	outer, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner})
-	if err != nil {
-		return fmt.Errorf("wait for running programs: %w", err)
-	}
-	defer outer.Close()
-	m, err := ebpf.NewMap(inner)
-	if err != nil {
-		return fmt.Errorf("wait for running programs: %w", err)
-	}
-	defer m.Close()
-	if err := outer.Put(uint32(0), m); err != nil {
-		return fmt.Errorf("wait for running programs: %w", err)
-	}
-	return nil
-}
 
 // freePolicies frees the entries of owners that are attachments. Their rules stay in force until another container gets
 // the entry.

@@ -396,7 +396,7 @@ func TestPolicyReplacementCost(t *testing.T) {
 		dir := t.TempDir()
 		file, trace := filepath.Join(dir, "policy.json"), filepath.Join(dir, "trace")
 		testenv.Must(t, os.WriteFile(file, policy, 0o600))
-		cmd := exec.CommandContext(testenv.Context(t), "strace", "-f", "-qq", "-o", trace, "-e", "trace=bpf", "-e", "signal=none",
+		cmd := exec.CommandContext(testenv.Context(t), "strace", "-f", "-qq", "-o", trace, "-e", "trace=bpf,membarrier", "-e", "signal=none",
 			testenv.Build(t, "./cmd/ebpfnetctl"), "set", n.Network()+"/"+pod.Conf.ContainerID, "policy="+file)
 		cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
 		testenv.Must(t, errors.Join(n.node().Do(cmd.Start), cmd.Wait()))
