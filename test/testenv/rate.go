@@ -65,12 +65,15 @@ func (f *Flood) startTCP(ctx context.Context, from, to *Namespace, listen, dial 
 			go f.receive(conn)
 		}
 	}()
+	var opened []net.Conn // all, before the first fills a queue in which SYNs of others are lost
 	for range connections {
 		conn, err := from.Dial(ctx, "tcp", dial)
 		if err != nil {
 			return err
 		}
-		f.sockets = append(f.sockets, conn)
+		f.sockets, opened = append(f.sockets, conn), append(opened, conn)
+	}
+	for _, conn := range opened {
 		go sendAll(ctx, conn, 1<<17)
 	}
 	return nil
