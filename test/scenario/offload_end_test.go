@@ -16,14 +16,7 @@ func TestEndedOffloadsAreReplaceable(t *testing.T) {
 	n := newEstablishedNetwork(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	for _, f := range testenv.Families {
-		onWeb := at(f.Pod(web), 80)
-		n.RouteTo(t, f.PodSubnet)
-		paths := append(n.allPaths(f, a, web), path{"outside to pod", n.Outside, web.Namespace, onWeb, onWeb})
-		if testenv.VisibleHooks.Probe() == nil {
-			n.nodePort(t, f, web, true)
-			paths = append(paths, path{"outside to node port", n.Outside, web.Namespace, onWeb, at(f.Node, nodePort)})
-		}
-		for _, p := range paths {
+		for _, p := range n.routedPaths(t, f, a, web) {
 			t.Run(f.Name+"/"+p.name, func(t *testing.T) {
 				for range 4 {
 					upload(mebibyte)(t, p.client, p.server, p.listen, p.dial)

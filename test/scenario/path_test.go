@@ -60,6 +60,19 @@ func (n *network) allPaths(f testenv.Family, a, web *testenv.Pod) []path {
 	return append(n.translatedPaths(f, a, web), path{"pod to pod", a.Namespace, web.Namespace, onWeb, onWeb})
 }
 
+// routedPaths returns allPaths, and those from the outside that need a route or the host's rules, which it makes.
+func (n *network) routedPaths(t *testing.T, f testenv.Family, a, web *testenv.Pod) []path {
+	t.Helper()
+	onWeb := at(f.Pod(web), 80)
+	n.RouteTo(t, f.PodSubnet)
+	paths := append(n.allPaths(f, a, web), path{"outside to pod", n.Outside, web.Namespace, onWeb, onWeb})
+	if testenv.VisibleHooks.Probe() == nil { // else the host's rules are not on the fast path
+		n.nodePort(t, f, web, true)
+		paths = append(paths, path{"outside to node port", n.Outside, web.Namespace, onWeb, at(f.Node, nodePort)})
+	}
+	return paths
+}
+
 // limitedPaths returns the paths to and from a pod with a bandwidth limit; pod is another one.
 func (n *network) limitedPaths(f testenv.Family, limited, pod *testenv.Pod) []path {
 	outside, on, other := at(f.Outside, 7000), at(f.Pod(limited), 80), at(f.Pod(pod), 7000)

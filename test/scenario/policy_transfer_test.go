@@ -18,14 +18,7 @@ func TestTransfersUnderOneSidedPolicies(t *testing.T) {
 			answers := n.addWith(t, "answers", keys+`"policy": {"ingress": [{}], "egress": []}`, mapBoth(8080, 80))
 			size := sizeOf(8 * mebibyte)
 			for _, f := range testenv.Families {
-				onAnswers := at(f.Pod(answers), 80)
-				n.RouteTo(t, f.PodSubnet)
-				paths := append(n.allPaths(f, opens, answers), path{"outside to pod", n.Outside, answers.Namespace, onAnswers, onAnswers})
-				if testenv.VisibleHooks.Probe() == nil {
-					n.nodePort(t, f, answers, true)
-					paths = append(paths, path{"outside to node port", n.Outside, answers.Namespace, onAnswers, at(f.Node, nodePort)})
-				}
-				for _, p := range paths {
+				for _, p := range n.routedPaths(t, f, opens, answers) {
 					t.Run(f.Name+"/"+p.name, func(t *testing.T) {
 						upload(size)(t, p.client, p.server, p.listen, p.dial)
 						download(size)(t, p.client, p.server, p.listen, p.dial)
