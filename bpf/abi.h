@@ -185,7 +185,7 @@ enum flow_reset { /* of a connection that rules have revoked */
 	FLOW_RESET_LOCAL = 1,  /* the container has got a RST, with the number ack */
 	FLOW_RESET_REMOTE = 2, /* the remote has got one, with the number expected */
 	FLOW_PEER_HOST = 4,    /* FLOW_POLICY: the peer is the container's own node */
-	FLOW_UNCONFIRMED = 8,  /* FLOW_POLICY: the peer may be another one after the stack's translation */
+	FLOW_UNCONFIRMED = 8,  /* FLOW_POLICY: no last hook has seen the peer after the stack's translation */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 

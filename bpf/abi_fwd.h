@@ -37,10 +37,12 @@ enum fwd_nat { /* the side that becomes nat_addr:nat_port */
 
 enum fwd_flags {
 	FWD_CHECK_MAC = 1,     /* the frame must have the MAC address src_mac */
+	FWD_COMPARE = 2,       /* through the stack: all rules admit packets that it does not change */
 	FWD_EVERY_TCP = 4,     /* applies to packets that open or close a connection, too */
 	FWD_NEW = 8,           /* the entry was made by the connection's first packet */
 	FWD_KEEPS_SOURCE = 16, /* to another node, through the stack, without masquerading */
-	FWD_PAIR = 32,	       /* has a FLOW_PAIR, which SYN, FIN, RST, and budget other packets update */
+	FWD_PAIR = 32,	       /* has a FLOW_PAIR, which SYN, FIN, and RST update */
+	FWD_TRACK = 64,	       /* the next packet updates the flow of the rules, too */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
@@ -101,5 +103,5 @@ struct fwd_entry {
 
 struct routed {
 	struct fwd_key tuple;
-	__u32 id; /* of the tuple; the lowest bit: the rules of the sender admit the packet as it is */
+	__u32 id; /* of the tuple; the lowest bit: all rules admit the packet as it is */
 };

@@ -143,7 +143,7 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 {
 	struct device *receiver = device_lookup(to->ifindex);
 	struct connection c;
-	__u8 fast_path;
+	__u8 fast_path, flags = 0;
 
 	if (!bypass_fits(skb, p, to) || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
@@ -164,10 +164,11 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, &p->dst, p->dport);
 	if (p->decided.paired)
-		return redirect_to_endpoint(skb, p, to, FWD_PAIR | FWD_EVERY_TCP);
+		flags = FWD_PAIR | (p->tcp_syn ? FWD_TRACK : 0);
 	/* Without an entry and rules, no state of a connection between containers is recorded. */
-	return redirect_to_endpoint(skb, p, to,
-				    c.offload || p->decided.policies ? 0 : FWD_EVERY_TCP);
+	if (!c.offload && (p->decided.paired || !p->decided.policies))
+		flags |= FWD_EVERY_TCP;
+	return redirect_to_endpoint(skb, p, to, flags);
 }
 
 /*

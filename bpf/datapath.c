@@ -107,12 +107,12 @@ int from_container(struct __sk_buff *skb)
 		if (p->decided.reset)
 			p->decided.admitted = policy_owes_reset(skb);
 		else if (device && from && to)
-			p->decided.paired = p->decided.admitted =
-				policy_is_paired(skb, p, device, to);
+			policy_pair(skb, p, device, to);
 	}
 	/* What bypasses the stack to the outside is judged in to_uplink. */
 	late = from && !to && device && !device->route_set;
-	if (device && device->policy && !p->decided.admitted && !late && !policy_sends(skb, parsed))
+	if (device && device->policy && !p->decided.admitted && !p->decided.paired && !late &&
+	    !policy_sends(skb, parsed))
 		return policy_reset(skb);
 	if (parsed != PARSED)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
@@ -137,7 +137,7 @@ int from_container(struct __sk_buff *skb)
 	verdict = bypass_none(skb, p, &p->dst, p->dport);
 	if (p->decided.pending ||
 	    (p->ipv6 && packet_is_fragment(p) && policy_checks() & POLICY_CHECK_ANY))
-		forward_tag_pending(skb, p);
+		fwd_tag_pending(skb, p, p->decided.pending);
 	return verdict;
 }
 
@@ -160,8 +160,11 @@ int to_container(struct __sk_buff *skb)
 	p->decided.parsed = parsed == PARSED;
 	ingress = packet_ingress(skb, p);
 	if (policy_checks() & (ingress ? POLICY_CHECK_ANY : POLICY_CHECK_HOST) &&
+	    !policy_is_as_sent(skb, tag) &&
 	    (!policy_leaves_unseen(skb, tag) || !policy_admits(skb, ingress, skb->ifindex, tag)))
 		return policy_reset(skb);
+	if (p->decided.as_sent)
+		tag &= ~TAG_PENDING;
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
 	if (!skb->ingress_ifindex)
@@ -308,8 +311,8 @@ __noinline int uplink_admits(struct __sk_buff *skb, __u32 tag)
 	struct device *sender = device_lookup(skb->ingress_ifindex);
 	struct packet *p = pkt_scratch_get();
 
-	return !p || !sender || !sender->policy || policy_has_left(skb, p, sender) ||
-	       policy_leaves(skb, p, sender, NULL, tag);
+	return !p || !sender || !sender->policy || (p->decided.admitted && tag & TAG_TUPLE) ||
+	       policy_has_left(skb, p, sender) || policy_leaves(skb, p, sender, NULL, tag);
 }
 
 /* The same as policy_reset, which learns of the flow by which the container has been masqueraded. */
@@ -349,6 +352,8 @@ static __always_inline int uplink_sent(struct __sk_buff *skb, struct packet *p, 
 	verdict = host_flow_sent(skb);
 	if (verdict != VERDICT_NEXT || p->decided.new_port != p->sport)
 		return verdict;
+	if (p->decided.as_sent)
+		policy_track_leaving(skb);
 	uplink_record(skb, p, tag);
 	return VERDICT_NEXT;
 }
@@ -371,6 +376,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	p->decided.parsed = parsed == PARSED;
 	p->decided.generation = generation_get();
 	if (packet_ingress(skb, p) && policy_checks() & POLICY_CHECK_ANY &&
+	    !policy_is_as_sent(skb, tag) &&
 	    (!policy_leaves_unseen(skb, tag) || !uplink_admits(skb, tag)))
 		return uplink_reset(skb);
 	if (parsed == PARSED_NOT_IP)
@@ -399,8 +405,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (verdict != NOT_HANDLED)
 		return verdict;
 	packet_translate(p, &p->src, p->sport);
-	if (p->decided.bypass && policy_checks() & POLICY_CHECK_ANY)
-		policy_track_bypass(skb);
+	if ((p->decided.bypass && policy_checks() & POLICY_CHECK_ANY) || p->decided.as_sent)
+		policy_track_leaving(skb);
 	uplink_record(skb, p, tag);
 	return VERDICT_NEXT;
 }

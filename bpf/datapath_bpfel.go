@@ -331,10 +331,12 @@ type DatapathFwdFlags uint8
 
 const (
 	DatapathFwdFlagsFWD_CHECK_MAC    DatapathFwdFlags = 1
+	DatapathFwdFlagsFWD_COMPARE      DatapathFwdFlags = 2
 	DatapathFwdFlagsFWD_EVERY_TCP    DatapathFwdFlags = 4
 	DatapathFwdFlagsFWD_NEW          DatapathFwdFlags = 8
 	DatapathFwdFlagsFWD_KEEPS_SOURCE DatapathFwdFlags = 16
 	DatapathFwdFlagsFWD_PAIR         DatapathFwdFlags = 32
+	DatapathFwdFlagsFWD_TRACK        DatapathFwdFlags = 64
 )
 
 type DatapathFwdKey struct {

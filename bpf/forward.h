@@ -188,23 +188,7 @@ static __noinline bool forward_is_masqueraded(struct __sk_buff *skb, const struc
 }
 
 /*
- * Tags p, for whose packet the last hook creates a flow: it is addressed to a container, and has none
- * (forward_track_pending), or rules are to judge what the stack makes of it (policy_leaves).
- */
-static __always_inline void forward_tag_pending(struct __sk_buff *skb, const struct packet *p)
-{
-	__u32 tag = skb->tc_index | TAG_PENDING, key = tag % ROUTED_TUPLES;
-	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
-
-	if (!entry)
-		return;
-	entry->tuple = *packet_tuple(p);
-	entry->id = p->decided.pending == PENDING_COMPARE ? p->id : p->id & ~1u;
-	skb->tc_index = tag;
-}
-
-/*
- * Creates the flow of p, which has the tag of forward_tag_pending and which the stack has
+ * Creates the flow of p, which has the tag of fwd_tag_pending and which the stack has
  * delivered. If the stack has changed p's source, replies get the original one as destination.
  */
 static __noinline void forward_track_pending(struct __sk_buff *skb, struct packet *p, __u32 tag,
@@ -270,7 +254,7 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 	if (p->decided.ct_update)
 		return verdict;
 	if (verdict == VERDICT_NEXT)
-		forward_tag_pending(skb, p);
+		fwd_tag_pending(skb, p, PENDING_JUDGE);
 	else if (verdict != VERDICT_DROP)
 		dnat_create(p, packet_tuple(p), &d, to->owner);
 	return verdict;

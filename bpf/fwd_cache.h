@@ -32,14 +32,31 @@ static __always_inline bool fwd_mac_matches(struct __sk_buff *skb, const struct 
 	return eth && mac_equal(eth->h_source, entry->src_mac);
 }
 
-/* Updates the FLOW_POLICY of the packet in pkt_scratch, which has the entry. Returns false if it is gone. */
-static __noinline bool fwd_cache_track(const struct fwd_entry *entry)
+/*
+ * Updates the flow by which rules admit the packet in pkt_scratch, which has the entry: by what changes its state, and what follows a
+ * SYN or FIN. Other packets are counted whenever a decision is renewed. Returns false if the flow is gone, or if p opens a
+ * connection, which is judged.
+ */
+static __noinline bool fwd_cache_track(struct fwd_entry *entry)
 {
+	bool policy = entry->action == FWD_STACK && entry->flow.kind == FLOW_POLICY;
 	struct flow_args *args = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
 
 	if (!args || !p)
 		return false;
+	if (!(entry->flags & FWD_PAIR || policy) ||
+	    !(entry->flags & FWD_TRACK || fwd_changes_state(p)))
+		return true;
+	if (packet_opens(p))
+		return false;
+	entry->flags &= ~FWD_TRACK;
+	if (p->tcp_fin)
+		entry->flags |= FWD_TRACK;
+	if (!policy) {
+		args->new.owner = 0;
+		return policy_pair_access(args, p, policy_pair_key(&args->key, p));
+	}
 	flow_sent_key(&args->key, p, FLOW_POLICY);
 	args->new.owner = fwd_entry_owner(entry);
 	args->new.policy_generation = policy_generation(entry->policies & 0xffff);
@@ -71,10 +88,9 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 				return NULL;
 			entry->budget--;
 		}
-		return entry->flow.kind == FLOW_POLICY && !fwd_cache_track(entry) ? NULL : entry;
+		return fwd_cache_track(entry) ? entry : NULL;
 	}
-	if (entry->flags & FWD_PAIR && (entry->budget || fwd_changes_state(p)) &&
-	    !policy_pair_track(entry))
+	if (!fwd_cache_track(entry))
 		return NULL;
 	if (packet_segment_len(skb, p) > entry->max_len ||
 	    (fwd_changes_state(p) && !(entry->flags & FWD_EVERY_TCP)) ||
@@ -107,7 +123,6 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 	else
 		fwd_entry_translate(entry, SIDE_DST, &p->decided.new_addr, p->decided.new_port);
 	entry->flags |= flags;
-	entry->budget = p->tcp_syn; /* FWD_PAIR: then the ACK completes the handshake */
 	entry->action = FWD_CONTAINER;
 	__builtin_memcpy(entry->macs, to->mac, sizeof(entry->macs));
 	entry->ifindex = to->ifindex;
@@ -397,6 +412,8 @@ __noinline int fwd_cache_forward(struct __sk_buff *skb)
 		return NOT_HANDLED;
 	if (entry->action == FWD_STACK) {
 		skb->tc_index = entry->tag;
+		if (entry->flags & FWD_COMPARE)
+			fwd_tag_pending(skb, p, PENDING_COMPARE);
 		packet_to_stack(p, &p->dst, p->dport, p->id);
 		return VERDICT_NEXT;
 	}

@@ -40,10 +40,18 @@ static __always_inline void fwd_entry_repeat(struct fwd_entry *entry, const stru
 	struct device *device = p->decided.known ? device_lookup(p->ifindex) : NULL;
 
 	entry->action = FWD_COUNT;
+	entry->flags &= ~(FWD_COMPARE | FWD_PAIR | FWD_TRACK);
 	entry->flow.kind = 0;
-	if (!p->decided.stack_cacheable || p->decided.pending || (p->decided.known && !device))
+	if (!p->decided.stack_cacheable || p->decided.pending == PENDING_JUDGE ||
+	    (p->decided.known && !device))
 		return;
 	entry->action = FWD_STACK;
+	if (p->decided.pending)
+		entry->flags |= FWD_COMPARE;
+	if (p->decided.paired)
+		entry->flags |= FWD_PAIR;
+	if (p->tcp_syn)
+		entry->flags |= FWD_TRACK;
 	entry->tag = tag_of(id) | tag_judged(p);
 	entry->policies = p->decided.policies;
 	entry->policy_generation = p->decided.policy_generation;
@@ -137,6 +145,32 @@ static __always_inline struct fwd_entry *fwd_cache_lookup_sent(struct __sk_buff 
 	entry = fwd_cache_find(p);
 	p->ifindex = skb->ifindex;
 	return entry;
+}
+
+/* Has the next packet of p's connection decided in full: it has a flow of rules now. */
+static __always_inline void fwd_cache_recount(struct __sk_buff *skb, struct packet *p)
+{
+	struct fwd_entry *entry = fwd_cache_lookup_sent(skb, p);
+
+	if (entry && !fwd_entry_bypasses(entry))
+		entry->action = FWD_COUNT;
+}
+
+/*
+ * Tags p, which goes through the stack, for the last hook: it creates the flow of p, which is addressed to a container, and has none
+ * (forward_track_pending), or does what enum pending says.
+ */
+static __always_inline void fwd_tag_pending(struct __sk_buff *skb, const struct packet *p,
+					    __u8 pending)
+{
+	__u32 tag = skb->tc_index | TAG_PENDING, key = tag % ROUTED_TUPLES;
+	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
+
+	if (!entry)
+		return;
+	entry->tuple = *packet_tuple(p);
+	entry->id = pending == PENDING_COMPARE ? p->id : p->id & ~1u;
+	skb->tc_index = tag;
 }
 
 /* Stores the new source of p, which the stack has forwarded, for the connection's next packets. */

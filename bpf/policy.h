@@ -214,8 +214,8 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 
 /*
  * Reports whether the flow of both containers admits the packet in pkt_scratch, which one sends to the other,
- * behind the device ifindex, past the stack; or whether the rules of both do. If not, each container's rules judge
- * it on their own.
+ * behind the device ifindex, as it is; or whether the rules of both do. If not, each container's rules judge
+ * it on their own. A reply is admitted also if the stack changes it.
  */
 __noinline int policy_pair_admits(struct __sk_buff *skb, __u32 ifindex)
 {
@@ -229,7 +229,7 @@ __noinline int policy_pair_admits(struct __sk_buff *skb, __u32 ifindex)
 
 	if (!args || !flows || !p || !sender || !receiver ||
 	    !(sender->policy || receiver->policy) ||
-	    (sender->flags | receiver->flags) & DEVICE_SHAPED || !policy_load(args, receiver, p))
+	    (sender->flags | receiver->flags) & DEVICE_BRIDGED || !policy_load(args, receiver, p))
 		return false;
 	generation = args->generation;
 	received_sets = args->rule_sets;
@@ -241,8 +241,10 @@ __noinline int policy_pair_admits(struct __sk_buff *skb, __u32 ifindex)
 			  : generation * GOLDEN + args->generation;
 	flows->new.owner = sender->owner ^ receiver->owner;
 	flows->new.policy_generation = generation;
-	if (policy_pair_access(flows, p, sent))
+	if (policy_pair_access(flows, p, sent)) {
+		p->decided.admitted = flows->flow.payer != sender->owner;
 		return true;
+	}
 	known = !packet_opens(p) && flows->way < FLOW_WAYS && !flow_expired(&flows->flow) &&
 		(flows->flow.owner ^ flows->flow.payer) == flows->new.owner;
 	if (!known && !packet_may_open(p))
@@ -270,17 +272,23 @@ __noinline int policy_pair_admits(struct __sk_buff *skb, __u32 ifindex)
 		flow_open(&flows->new, p, sent ? FROM_CONTAINER : FROM_REMOTE, now_ticks());
 	}
 	flows->new.policy_generation = generation;
+	p->decided.admitted = !forth;
 	return flow_insert();
 }
 
-/* Reports whether the rules of both containers admit p, which bypasses the stack from one to the other. */
-static __always_inline bool policy_is_paired(struct __sk_buff *skb, const struct packet *p,
-					     const struct device *sender, const struct endpoint *to)
+/*
+ * Finds out whether the rules of both containers admit p, which one sends to the other. If it takes the stack, that must not change
+ * it.
+ */
+static __always_inline void policy_pair(struct __sk_buff *skb, struct packet *p,
+					const struct device *sender, const struct endpoint *to)
 {
-	return policy_checks() & POLICY_CHECK_ANY && p->decided.fast_path == FAST_PATH_ALWAYS &&
-	       p->fast_eligible && !p->decided.ct_update && is_tcp_or_udp(p->protocol) &&
-	       to->container != sender->container && !sender->route_set &&
-	       policy_pair_admits(skb, to->ifindex);
+	if (!(policy_checks() & POLICY_CHECK_ANY) || !p->fast_eligible || p->decided.ct_update ||
+	    !is_tcp_or_udp(p->protocol) || to->container == sender->container ||
+	    sender->route_set || !policy_pair_admits(skb, to->ifindex))
+		return;
+	p->decided.paired = true;
+	p->decided.pending = PENDING_COMPARE;
 }
 
 /*

@@ -4,8 +4,9 @@
  * packets, and show what is revoked (policy_reset.h). A flow has the peer as the rules have seen it, after the
  * host's translation, and the generation of the policy. Under another generation, the rules judge it again.
  *
- * from_container does not know that peer. The flow that it makes is not confirmed: it admits replies, but the container's
- * packets are judged by the last hook, until that has admitted one.
+ * from_container does not know that peer, so the last hook creates the flow, and only if no other flow admits replies: what is
+ * masqueraded has its FLOW_SNAT, two containers have their FLOW_PAIR. A flow that from_container makes, because no last hook may see
+ * the packet, is not confirmed: it admits replies, but the last hook judges what the container sends.
  */
 #pragma once
 
@@ -82,7 +83,7 @@ static __always_inline void policy_swap_sides(struct flow_key *key)
 	key->local_port = port;
 }
 
-/* The same if the connection has bypassed the stack: of its FLOW_PAIR. */
+/* The same if the connection has a FLOW_PAIR. */
 static __always_inline bool policy_find_pair(const struct policy_args *policy,
 					     struct flow_args *args)
 {
@@ -171,7 +172,8 @@ static __always_inline void policy_await(struct packet *p, const struct policy_a
 	    !addr_equal(&flow->nat_addr, &key->remote))
 		p->decided.pending = PENDING_JUDGE;
 	else if (p->protocol != IPPROTO_TCP)
-		p->decided.pending = PENDING_COMPARE;
+		p->decided.pending =
+			endpoint_lookup(&key->remote) ? PENDING_JUDGE : PENDING_COMPARE;
 }
 
 /*
@@ -203,10 +205,23 @@ static __always_inline bool policy_admit_known(struct policy_args *policy, struc
 			policy_revoke(&args->new);
 		return false;
 	}
+	if (!older) /* the packets that from_container compares update the FLOW_PAIR */
+		return true;
 	args->new.last_seen = now_ticks();
-	if (flow_insert() && older)
+	if (flow_insert())
 		bpf_map_delete_elem(&admitted_flows, &args->key);
 	return true;
+}
+
+/* Reports whether the container in args has a flow of the packet in pkt_scratch, with the key in flow_scratch. */
+static __always_inline bool policy_has_flow(const struct policy_args *policy)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct packet *p = pkt_scratch_get();
+
+	return args && p && flow_access(FLOW_READ) && !packet_opens(p) &&
+	       args->flow.owner == policy->owner &&
+	       args->flow.policy_generation == policy->generation && !flow_expired(&args->flow);
 }
 
 /* The key for p, received under the container's address, to which it is perhaps yet to be translated. */

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * FLOW_PAIR: the flow of a connection between two containers that bypasses the stack, for the rules of both.
- * So it is found by one lookup, and cached decisions about its SYNs, FINs and RSTs need no other. The key has
- * the lower side as local. The owner is the container that was called, the payer the one that has opened
- * it. policy_generation stands for both policies. If a packet takes the stack, policy_is_known makes of
- * it a FLOW_POLICY of the container whose rules judge the packet.
+ * FLOW_PAIR: the flow of a connection between two containers, for the rules of both. from_container finds it by one
+ * lookup, and what the stack does not change needs no other (policy_is_as_sent). The key has the lower side as local. The owner is
+ * the container that was called, the payer the one that has opened it. policy_generation stands for both policies.
  */
 #pragma once
 
@@ -45,20 +43,4 @@ static __always_inline bool policy_pair_access(struct flow_args *args, struct pa
 	flow_access(packet_opens(p) ? FLOW_READ : sent ? FLOW_SENT : FLOW_RECEIVED);
 	p->decided.end_expected = false;
 	return args->tracked;
-}
-
-/*
- * Updates the flow of p, which has the entry, in pkt_scratch. Returns false if that is gone, or if p opens a
- * connection, which is judged.
- */
-static __noinline bool policy_pair_track(struct fwd_entry *entry)
-{
-	struct flow_args *args = flow_scratch_get();
-	struct packet *p = pkt_scratch_get();
-
-	if (!args || !p || packet_opens(p))
-		return false;
-	entry->budget = 0;
-	args->new.owner = 0;
-	return policy_pair_access(args, p, policy_pair_key(&args->key, p));
 }

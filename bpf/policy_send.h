@@ -4,58 +4,44 @@
 
 #include "policy.h"
 
-/*
- * Confirms the flow that from_container has made for the packet in pkt_scratch, which the stack has not changed. The policy is in
- * scratch memory. Returns true.
- */
-__noinline int policy_confirm(void)
+/* Reports whether the entry has the tuple that a packet of the container in args, with the tag, had in from_container. */
+static __always_inline bool policy_has_sent(const struct policy_args *args,
+					    const struct routed *entry, const struct packet *p,
+					    __u32 tag)
 {
-	struct policy_args *policy = policy_scratch_get();
-	struct flow_args *args = flow_scratch_get();
-	struct packet *p = pkt_scratch_get();
-	struct flow_bucket *bucket;
-	struct flow_entry *entry;
+	const struct device *device;
 
-	if (!policy || !args || !p || !RULE_SET_EGRESS(policy->rule_sets))
-		return true;
-	flow_sent_key(&args->key, p, FLOW_POLICY);
-	flow_find(args);
-	bucket = flow_bucket_of(args);
-	entry = flow_entry_at(args, args->way);
-	if (args->way >= FLOW_WAYS || !bucket || !entry)
-		return true;
-	bpf_spin_lock(&bucket->lock);
-	if (flow_has_key(bucket, entry, args) && entry->flow.owner == policy->owner)
-		entry->flow.reset &= ~FLOW_UNCONFIRMED;
-	bpf_spin_unlock(&bucket->lock);
-	return true;
+	if (!entry || !tag_is_of(tag, entry->id) || entry->tuple.protocol != p->protocol)
+		return false;
+	device = device_lookup(entry->tuple.ifindex);
+	return device && device->owner == args->owner;
 }
 
 /*
- * Creates the flow of a connection whose packet from_container could not judge, because the host may have
- * translated it since. The rules admit p, which has the tag.
+ * Creates the flow of a connection whose peer is known now, and which the rules admit: by the last hook, where p has the tag,
+ * because the host may have translated p since from_container; or past the stack. If another packet has overwritten what
+ * p was, the tag tells whether p has changed.
  */
-static __always_inline void policy_track_pending(struct __sk_buff *skb,
-						 const struct policy_args *args,
-						 const struct packet *p, __u32 tag)
+static __always_inline void policy_track_pending(const struct policy_args *args, struct packet *p,
+						 __u32 tag)
 {
 	__u32 key = tag % ROUTED_TUPLES;
 	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
 	struct flow_args *flow = flow_scratch_get();
-	struct device *device;
 
-	if (!flow || !entry || !tag_is_of(tag, entry->id))
+	if (!flow)
 		return;
-	device = device_lookup(entry->tuple.ifindex);
-	if (!device || device->owner != args->owner || entry->tuple.protocol != p->protocol)
+	flow_sent_key(&flow->key, p, FLOW_POLICY);
+	if (p->decided.pending) {
+		p->decided.pending = PENDING_NOT;
+	} else if (policy_has_sent(args, entry, p, tag)) {
+		flow->key.remote = entry->tuple.dst;
+		flow->key.local = entry->tuple.src;
+		flow->key.remote_port = entry->tuple.dport;
+		flow->key.local_port = entry->tuple.sport;
+	} else if (!tag_matches(tag, p)) {
 		return;
-	__builtin_memset(&flow->key, 0, sizeof(flow->key));
-	flow->key.remote = entry->tuple.dst;
-	flow->key.local = entry->tuple.src;
-	flow->key.remote_port = entry->tuple.dport;
-	flow->key.local_port = entry->tuple.sport;
-	flow->key.protocol = entry->tuple.protocol;
-	flow->key.kind = FLOW_POLICY;
+	}
 	flow_lookup(flow);
 	policy_track(FROM_CONTAINER, args->owner);
 }
@@ -121,10 +107,10 @@ static __always_inline bool policy_is_reply(struct policy_args *args, struct pac
 }
 
 /*
- * Tracks the connection of the packet in pkt_scratch, which from_container has sent past the stack without
- * asking the rules, and which leaves under the container's own address.
+ * Tracks the connection of the packet in pkt_scratch, which leaves under the container's own address, so that no other flow admits
+ * replies. from_container has sent it past the stack without asking the rules, or they admit it as it is.
  */
-__noinline int policy_track_bypass(struct __sk_buff *skb)
+__noinline int policy_track_leaving(struct __sk_buff *skb)
 {
 	struct policy_args *args = policy_scratch_get();
 	struct device *sender = device_lookup(skb->ingress_ifindex);
@@ -135,11 +121,13 @@ __noinline int policy_track_bypass(struct __sk_buff *skb)
 	    !policy_load(args, sender, p) || !args->rule_sets)
 		return 0;
 	flow_sent_key(&flow->key, p, FLOW_POLICY);
-	if (policy_is_known(FROM_CONTAINER))
+	if (p->decided.as_sent ? policy_has_flow(args) : policy_is_known(FROM_CONTAINER))
 		return 0;
 	policy_set_peer(args, &p->dst);
-	if (policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
-		policy_track(FROM_CONTAINER, args->owner);
+	if (!policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
+		return 0;
+	policy_track(FROM_CONTAINER, args->owner);
+	fwd_cache_recount(skb, p);
 	return 0;
 }
 
@@ -154,26 +142,26 @@ static __always_inline bool policy_has_left(struct __sk_buff *skb, struct packet
 }
 
 /*
- * Reports whether from_container has found that its sender's rules admit p, which has the tag, is on its way to receiver, and
- * whose peer the stack may have changed: it must be exactly the same packet, to the peer that its address has said. The id has
- * more bits than the tag, so nobody finds a tuple that passes for another one, while a second CPU writes the entry.
+ * Reports whether the packet in pkt_scratch, with the tag, is exactly the one of which from_container has found that all rules admit
+ * it, on its way to where its address says. The id has more bits than the tag, so nobody finds a tuple that passes for
+ * another one, while a second CPU writes the entry.
  */
-static __always_inline bool policy_is_same(struct __sk_buff *skb, const struct packet *p,
-					   const struct device *receiver, __u32 tag)
+__noinline int policy_is_as_sent(struct __sk_buff *skb, __u32 tag)
 {
+	struct packet *p = pkt_scratch_get();
 	__u32 key = tag % ROUTED_TUPLES;
 	const struct endpoint *to;
 	const struct routed *entry;
 
+	if (!p || !p->decided.parsed || !(tag & TAG_TUPLE && tag & TAG_PENDING))
+		return false;
 	entry = bpf_map_lookup_elem(&routed, &key);
-	if (!entry || entry->id != p->id || !p->decided.parsed ||
-	    entry->tuple.ifindex != skb->ingress_ifindex ||
+	if (!entry || entry->id != p->id || entry->tuple.ifindex != skb->ingress_ifindex ||
 	    !ct_tuple_equal(&entry->tuple, packet_tuple(p)))
 		return false;
-	if (!receiver)
-		return true;
 	to = endpoint_lookup(&p->dst);
-	return to && to->ifindex == skb->ifindex;
+	p->decided.as_sent = to ? to->ifindex == skb->ifindex : !device_lookup(skb->ifindex);
+	return p->decided.as_sent;
 }
 
 /*
@@ -185,14 +173,13 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 				     __u32 tag)
 {
 	struct policy_args *args = policy_scratch_get();
-	bool pending = tag & TAG_TUPLE && tag & TAG_PENDING, parsed = p->decided.parsed, admitted;
+	bool pending = p->decided.pending || (tag & TAG_TUPLE && tag & TAG_PENDING);
+	bool parsed = p->decided.parsed, admitted;
 
 	/* Loaded in any case: what is cached now depends on it. */
-	if (!args || !policy_load(args, sender, p) || p->decided.admitted ||
-	    (!RULE_SET_EGRESS(args->rule_sets) && (receiver || !parsed)))
+	if (!args || !policy_load(args, sender, p) || !args->rule_sets || p->decided.admitted ||
+	    (!RULE_SET_EGRESS(args->rule_sets) && (!parsed || (receiver && !pending))))
 		return true;
-	if (pending && policy_is_same(skb, p, receiver, tag))
-		return policy_confirm();
 	if (tag_bypasses(tag)) {
 		policy_set_outside(args, &p->dst);
 	} else if (receiver) {
@@ -217,7 +204,7 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 	    !policy_refuse(skb, p->decided.revoked ?: REASON_POLICY_EGRESS, REFUSED_SENT))
 		return false;
 	if (pending && parsed)
-		policy_track_pending(skb, args, p, tag);
+		policy_track_pending(args, p, tag);
 	return true;
 }
 
@@ -280,20 +267,18 @@ __noinline int policy_admits(struct __sk_buff *skb, __u32 from, __u32 to, __u32 
 }
 
 /*
- * Reports whether the container in args may send p to where it leads: not if that is the host, or past our
+ * Reports whether the container in args may send p to where it leads, enum exit: not if that is the host, or past our
  * programs, and the rules do not admit it. The last hook judges all else.
  */
 static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct policy_args *args,
 					      const struct device *device, const struct packet *p,
-					      int parsed)
+					      int parsed, __u32 exit)
 {
 	__u32 rule_set = RULE_SET_EGRESS(args->rule_sets);
-	__u32 exit;
 
 	args->rule_set = rule_set;
 	if (parsed == PARSED_NOT_IP || parsed == PARSED_TRUNCATED)
 		return policy_is_link(skb, p);
-	exit = route_ask(skb, ROUTE_EXIT);
 	if (exit == EXIT_GUARDED &&
 	    (parsed == PARSED || (!p->ipv6 && !(device->flags & DEVICE_BRIDGED))))
 		return true; /* unparsed IPv6 may be split anew, without its source's device */
@@ -330,14 +315,32 @@ static __always_inline bool policy_is_known_sent(struct policy_args *args, struc
 }
 
 /*
+ * Decides what the last hook does about the packet of the container in args, which sees the peer after the host's translation; it
+ * also creates the flow, if replies need one. Where none of our programs sees the packet again, from_container creates it.
+ */
+static __always_inline void policy_await_last_hook(struct policy_args *args, struct packet *p,
+						   __u32 exit)
+{
+	policy_set_peer(args, &p->dst);
+	p->decided.pending = p->decided.ct_update ? PENDING_NOT : PENDING_JUDGE;
+	if (!policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
+		return;
+	if (exit != EXIT_GUARDED || route_has_rules(p->ipv6))
+		policy_track(FROM_CONTAINER, args->owner);
+	else if (p->decided.pending && args->kind == PEER_OUTSIDE)
+		p->decided.pending = PENDING_COMPARE;
+}
+
+/*
  * Reports whether the container that has sent the packet in pkt_scratch may do so, as far as from_container can
- * tell. If not, drops it. Tracks the connections whose replies are to be admitted.
+ * tell. If not, drops it.
  */
 __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 {
 	struct policy_args *args = policy_scratch_get();
 	struct device *device = device_lookup(skb->ifindex);
 	struct packet *p = pkt_scratch_get();
+	__u32 exit = EXIT_OTHER;
 	bool known;
 
 	if (!args || !p || !device || !policy_load(args, device, p) || !args->rule_sets)
@@ -350,18 +353,13 @@ __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 		if (p->decided.revoked && !policy_refuse(skb, p->decided.revoked, REFUSED_SENT))
 			return false;
 	}
-	if (RULE_SET_EGRESS(args->rule_sets) && !policy_sends_away(skb, args, device, p, parsed) &&
+	if (parsed != PARSED_NOT_IP && parsed != PARSED_TRUNCATED)
+		exit = route_ask(skb, ROUTE_EXIT);
+	if (RULE_SET_EGRESS(args->rule_sets) &&
+	    !policy_sends_away(skb, args, device, p, parsed, exit) &&
 	    !policy_refuse(skb, REASON_POLICY_EGRESS, REFUSED_SENT))
 		return false;
-	if (parsed != PARSED)
-		return true;
-	policy_set_peer(args, &p->dst);
-	/* The last hook sees the peer after the host's translation, but behind a bridge not the device. */
-	p->decided.pending = p->decided.ct_update ? PENDING_NOT : PENDING_JUDGE;
-	if (!policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
-		return true;
-	policy_track(FROM_CONTAINER, args->owner);
-	if (p->decided.pending)
-		p->decided.pending = PENDING_COMPARE;
+	if (parsed == PARSED)
+		policy_await_last_hook(args, p, exit);
 	return true;
 }

@@ -100,7 +100,7 @@ func TestFlowOfPair(t *testing.T) {
 		"a reply of no connection": {{0, "pod2:81 > pod:4000", synack, nil, drop, pair, bpf.FlowEstablished, false}},
 		"FINs": {
 			{0, forth, finack, nil, redirect, pair, bpf.FlowFINWait, false}, {1, back, finack, nil, redirect, pair, bpf.FlowFINWait, false},
-			{0, forth, ack, nil, redirect, pair, bpf.FlowFINWait, false},
+			{0, forth, ack, nil, redirect, pair, bpf.FlowTimeWait, false},
 		},
 		"RST":               {{1, back, rst, nil, redirect, pair, bpf.FlowClose, false}},
 		"RST of the client": {{0, forth, rst, nil, redirect, pair, bpf.FlowClose, false}},
@@ -112,7 +112,7 @@ func TestFlowOfPair(t *testing.T) {
 			{1, back, ack, func(p *testenv.Packet) { p.Ack++ }, redirect, pair, bpf.FlowEstablished, false}, // the first RST was too old
 		},
 		"a reply through the stack": {
-			{1, back, ack, byStack, next, bpf.FlowPolicy, bpf.FlowEstablished, false}, {0, forth, ack, nil, redirect, pair, bpf.FlowEstablished, false},
+			{1, back, ack, byStack, next, pair, bpf.FlowEstablished, false}, {0, forth, ack, nil, redirect, pair, bpf.FlowEstablished, false},
 		},
 		"revoked, and a reply through the stack": {
 			{0, forth, ack, nil, redirect, pair, bpf.FlowEstablished, true}, {1, back, ack, func(p *testenv.Packet) { byStack(p); p.TCPFlags = rst }, drop, 0, 0, false},

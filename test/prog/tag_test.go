@@ -86,7 +86,7 @@ func (h *host) putRouted(s scene, p testenv.Packet) error {
 	return routed.Put(tag%routed.MaxEntries(), bpf.Routed{Tuple: bpf.FwdKey{
 		Src: wire(p.Src), Dst: wire(p.Dst), Sport: sport, Dport: dport, Ifindex: uint32(h.uplink.Index), Protocol: s.number(),
 		Ipv6: flag[p.Src.Is6()], HasPorts: flag[slices.Contains(protos, s.proto)],
-	}, Id: s.id(p)})
+	}, Id: s.id(p) &^ 1}) // no rules have admitted it
 }
 
 // routedTag is the tag of a packet to a pod's own address that has no flow.
