@@ -33,8 +33,8 @@ int to_loopback(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	struct host_port *port;
 
-	if (!p || parse(skb, p, ETH_HLEN) != PARSED)
-		return VERDICT_NEXT;
+	if (!p || tag_take(skb) == TAG_TRANSLATED || parse(skb, p, ETH_HLEN) != PARSED)
+		return VERDICT_NEXT; /* translated: a reply to a client on this host */
 	port = host_port_lookup(p);
 	return port ? hairpin_to_endpoint(skb, p, port) : VERDICT_NEXT;
 }
@@ -167,7 +167,7 @@ int to_container(struct __sk_buff *skb)
 		tag &= ~TAG_PENDING;
 	if (parsed != PARSED || tag == TAG_TRANSLATED)
 		return VERDICT_NEXT;
-	if (!skb->ingress_ifindex)
+	if (!ingress)
 		return host_flow_sent(skb);
 	unchanged = bypass_is_unchanged(skb, p, tag);
 	if (tag & TAG_TUPLE && !(tag & (TAG_OBSERVE | TAG_PENDING))) {
@@ -201,8 +201,8 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 {
 	struct packet *p = pkt_scratch_get();
 	struct endpoint *endpoint;
-	bool host_port, judged = tag_is_judged(skb);
-	__u32 tag = tag_take(skb);
+	bool host_port;
+	__u32 tag = tag_take(skb), reentry;
 	int parsed, verdict = NOT_HANDLED;
 
 	if (!p)
@@ -226,8 +226,9 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 		return VERDICT_NEXT;
 	if (parsed == PARSED_FRAGMENT)
 		parsed = parse_fragment(skb, p);
-	if (tag == TAG_REENTRY) {
-		p->decided.admitted = judged;
+	reentry = tag == TAG_REENTRY ? skb->cb[0] ^ reentry_of(p, &p->dst, true) : ~0U;
+	if (reentry <= 1) {
+		p->decided.admitted = !reentry;
 		endpoint = endpoint_lookup(&p->dst);
 		p->decided.fast_path =
 			endpoint ? fast_path_now(skb, endpoint->fast_path, 0) : FAST_PATH_NEVER;
@@ -298,6 +299,8 @@ static __always_inline int uplink_translate(struct __sk_buff *skb, struct packet
 			untranslated_record(skb, p);
 		return NOT_HANDLED;
 	}
+	if (flow_track_direct_reply(endpoint->owner))
+		return NOT_HANDLED;
 	port = host_port_lookup_reply(p);
 	return port ? host_port_reply(skb, p, port) : NOT_HANDLED;
 }
@@ -358,6 +361,17 @@ static __always_inline int uplink_sent(struct __sk_buff *skb, struct packet *p, 
 	return VERDICT_NEXT;
 }
 
+/*
+ * Reports whether a program of ours has given skb its tag: it is the host's, or the device that has received it has our ingress hook,
+ * which takes away the tags that others set. veth keeps them.
+ */
+__noinline int uplink_trusts(struct __sk_buff *skb)
+{
+	__u32 ingress = skb->ingress_ifindex;
+
+	return !ingress || device_lookup(ingress) || is_uplink(ingress);
+}
+
 /* Uplink, egress: to the outside. */
 static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 {
@@ -367,7 +381,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	__u32 tag = tag_take(skb);
 	int parsed, verdict;
 
-	if (!p || tag == TAG_TRANSLATED)
+	if (!p || (tag == TAG_TRANSLATED && uplink_trusts(skb)))
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
 	if (parsed == PARSED && is_ct_update(skb, p, tag))

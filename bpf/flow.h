@@ -35,9 +35,9 @@ static __always_inline void flow_received_key(struct flow_key *key, const struct
 
 /*
  * Finds and updates the flow of owner to which p, sent by a container, is a reply; or NULL. A
- * flow of a former container with the address has another owner.
+ * flow of a former container with the address has another owner. direct as in struct flow_args.
  */
-static __noinline struct flow *flow_track_reply(const struct packet *p, __u64 owner)
+static __noinline struct flow *flow_track_sent(const struct packet *p, __u64 owner, bool direct)
 {
 	struct flow_args *args = flow_scratch_get();
 
@@ -46,7 +46,26 @@ static __noinline struct flow *flow_track_reply(const struct packet *p, __u64 ow
 		return NULL;
 	flow_sent_key(&args->key, p, FLOW_DNAT);
 	args->new.owner = owner;
+	args->direct = direct;
 	return flow_access(FLOW_SENT) ? &args->flow : NULL;
+}
+
+/* The same for a flow that translates the reply. */
+static __always_inline struct flow *flow_track_reply(const struct packet *p, __u64 owner)
+{
+	return flow_track_sent(p, owner, false);
+}
+
+/*
+ * Reports whether the packet in pkt_scratch replies to a remote that has a route to the container, so that it keeps its source. Only
+ * if the container has not opened the connection itself: anyone can send a packet under a remote's address that makes such
+ * a flow.
+ */
+__noinline int flow_track_direct_reply(__u64 owner)
+{
+	struct packet *p = pkt_scratch_get();
+
+	return p && flow_track_sent(p, owner, true);
 }
 
 /* Creates the flow to which p is a reply: the client used addr:port. Returns false if it cannot. */

@@ -153,6 +153,12 @@ enum flow_access {
 	FLOW_RECEIVED, /* the same for one received from an uplink, if nothing has to be asked before */
 };
 
+/* Reports whether the FLOW_DNAT translates nothing: the remote has a route to the container. */
+static __always_inline bool flow_is_direct(const struct flow_key *key, const struct flow *flow)
+{
+	return flow->nat_port == key->local_port && addr_equal(&flow->nat_addr, &key->local);
+}
+
 /*
  * Reports whether p may update the flow. args->new has whose it must be, and what it must translate: a
  * masqueraded flow that receives p need not be known, and one of a cached decision of two containers is
@@ -172,8 +178,10 @@ static __always_inline bool flow_takes(const struct flow *flow, const struct flo
 		return flow->owner == args->new.owner && !flow_expired_at(flow, now) &&
 		       flow->policy_generation == args->new.policy_generation;
 	if (access == FLOW_SENT)
-		return masqueraded ? flow_is_same(flow, &args->new)
-				   : flow->owner == args->new.owner;
+		return masqueraded
+			       ? flow_is_same(flow, &args->new)
+			       : flow->owner == args->new.owner && !flow_expired_at(flow, now) &&
+					 flow_is_direct(&args->key, flow) == args->direct;
 	if (flow_expired_at(flow, now) || (flow->uplink && flow->uplink != p->ifindex))
 		return false;
 	if (masqueraded)

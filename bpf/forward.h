@@ -83,7 +83,8 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 	/* So that rules and conntrack see what the container sees (br_netfilter). */
 	if (p->l3 && !p->decided.ct_update && (port != p->dport || !addr_equal(addr, &p->dst)) &&
 	    is_bridge(skb->ifindex)) {
-		skb->tc_index = TAG_REENTRY | tag_judged(p);
+		skb->tc_index = TAG_REENTRY;
+		skb->cb[0] = reentry_of(p, addr, p->decided.admitted);
 		return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 	}
 	return bypass_none(skb, p, addr, port);
@@ -164,37 +165,13 @@ static __always_inline int forward_flow(struct __sk_buff *skb, struct packet *p,
 }
 
 /*
- * Reports whether the container itself has opened the connection of the tuple that the uplink
- * received.
- */
-static __noinline bool forward_is_masqueraded(struct __sk_buff *skb, const struct fwd_key *tuple,
-					      const struct endpoint *endpoint)
-{
-	struct masq_args *args = masq_scratch_get();
-	struct addr source;
-
-	if (!args)
-		return false;
-	args->tuple = *tuple;
-	args->tuple.src = tuple->dst;
-	args->tuple.dst = tuple->src;
-	args->tuple.sport = tuple->dport;
-	args->tuple.dport = tuple->sport;
-	if (!fib_source(skb, &args->tuple, tuple->ifindex, &source))
-		return false;
-	masq_init(args, &args->tuple, &source, endpoint->owner, 0);
-	args->read_only = true;
-	return masq_find(skb);
-}
-
-/*
  * Creates the flow of p, which has the tag of fwd_tag_pending and which the stack has
  * delivered. If the stack has changed p's source, replies get the original one as destination.
  */
 static __noinline void forward_track_pending(struct __sk_buff *skb, struct packet *p, __u32 tag,
 					     const struct endpoint *to)
 {
-	__u32 key = tag % ROUTED_TUPLES;
+	__u32 key = tag % ROUTED_TUPLES, ingress = packet_ingress(skb, p);
 	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
 	const struct fwd_key *tuple;
 	struct dnat d;
@@ -203,12 +180,12 @@ static __noinline void forward_track_pending(struct __sk_buff *skb, struct packe
 		return;
 	tuple = &entry->tuple;
 	if (tuple->protocol != p->protocol || tuple->dport != p->dport ||
-	    !addr_equal(&tuple->dst, &p->dst) || tuple->ifindex != skb->ingress_ifindex ||
+	    !addr_equal(&tuple->dst, &p->dst) ||
+	    (tuple->ifindex != ingress && ingress != INGRESS_UNKNOWN) ||
 	    device_lookup(tuple->ifindex)) /* a container's: policy_track_pending */
 		return;
 	dnat_init(&d, tuple, &tuple->dst, tuple->dport);
-	if (dnat_find(tuple, &d, to->owner, packet_opens(p)) || d.key.remote_port != tuple->sport ||
-	    (to->flags & ENDPOINT_MASQ && forward_is_masqueraded(skb, tuple, to)))
+	if (dnat_find(tuple, &d, to->owner, packet_opens(p)) || d.key.remote_port != tuple->sport)
 		return;
 	dnat_create(p, tuple, &d, to->owner);
 }

@@ -87,6 +87,9 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 
 	if (!endpoint || !args)
 		return VERDICT_NEXT;
+	/* The veth would drop it. The host refuses it: nothing listens there. */
+	if (packet_segment_len(skb, p) > endpoint->mtu)
+		return VERDICT_NEXT;
 	/* First flow: the client to the container, masqueraded. */
 	args->tuple = *packet_tuple(p);
 	args->tuple.dst = port->target_addr;

@@ -51,13 +51,15 @@ static __always_inline bool host_flow_rst_is_spurious(struct __sk_buff *skb, con
 
 /*
  * Reports whether p is from a socket of the host that receives the replies: masq_port_in_use
- * finds it.
+ * finds it. From the number of a host port, that is only a connected one.
  */
 static __always_inline bool is_from_own_socket(struct __sk_buff *skb, const struct packet *p)
 {
 	struct bpf_sock *sk = skb->sk;
 
-	return sk && is_tcp_or_udp(p->protocol) && sk->src_port == p->sport;
+	return sk && is_tcp_or_udp(p->protocol) && sk->src_port == p->sport &&
+	       (p->protocol == IPPROTO_TCP || sk->dst_port ||
+		!is_host_port_number(p->protocol, p->sport));
 }
 
 /*
@@ -163,7 +165,7 @@ __noinline int host_flow_sent(struct __sk_buff *skb)
 		return drop(skb, REASON_NO_FLOW);
 	own_socket = is_from_own_socket(skb, p);
 	flow = host_flow_lookup(p);
-	if (!flow && skb->ingress_ifindex && !fib_is_local_addr(skb, &p->src, p->ipv6))
+	if (!flow && packet_ingress(skb, p) && !fib_is_local_addr(skb, &p->src, p->ipv6))
 		return VERDICT_NEXT; /* a packet of another host, which the stack forwards */
 	if (flow && flow->owner == OWNER_HOST && flow->nat_port == p->sport) {
 		bool former = (flow_expired(flow) || flow_ended(flow)) &&

@@ -40,8 +40,8 @@ static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64
 }
 
 /*
- * Masquerades p, or translates it as a reply whose entry was lost. By default, containers use
- * no tunnels under the host's address, because replies could be the host's.
+ * Masquerades p, or translates it as a reply whose entry was lost. NOT_HANDLED: p keeps its source. By default,
+ * containers use no tunnels under the host's address, because replies could be the host's.
  */
 static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 				    const struct endpoint *endpoint)
@@ -55,13 +55,16 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 	if (!args)
 		return VERDICT_DROP;
 	if (is_tunnel(p->protocol) && !(endpoint->flags & ENDPOINT_MASQ_TUNNELS))
-		return drop_for(skb, owner, REASON_PROTOCOL);
+		return flow_track_direct_reply(owner) ? NOT_HANDLED
+						      : drop_for(skb, owner, REASON_PROTOCOL);
 	if (!masq_source(skb, p, &source))
 		return drop_for(skb, owner, REASON_NO_SOURCE);
 	masq_init(args, packet_tuple(p), &source, owner, 0);
 	args->flow.uplink = skb->ifindex;
 	if (masq_find(skb) || masq_find_former(skb))
 		return masq_forward(skb, p, &args->key);
+	if (flow_track_direct_reply(owner))
+		return NOT_HANDLED;
 	port = host_port_lookup_reply(p);
 	if (port) {
 		verdict = host_port_reply(skb, p, port);

@@ -72,9 +72,10 @@ struct flow_args {
 	struct flow_key key;
 	struct flow flow; /* the one that was found */
 	struct flow new;
-	__u32 access;	/* enum flow_access of dnat_find */
-	bool tracked;	/* the packet has updated the flow */
-	__u64 version;	/* of the flow to replace */
+	__u32 access;  /* enum flow_access of dnat_find */
+	bool tracked;  /* the packet has updated the flow */
+	bool direct;   /* FLOW_DNAT, FLOW_SENT: a flow that translates nothing, not one that does */
+	__u64 version; /* of the flow to replace */
 	__u32 replaced; /* its id; 0: the place is free */
 	__u32 bucket;	/* of the key */
 	__u32 id;

@@ -14,7 +14,7 @@ enum tag {
 	TAG_TRANSLATED = 0xed, /* is already translated, by fwd_cache or as a hairpin packet */
 	/* A copy for the stack alone. A container can set it, but only slows itself down. */
 	TAG_CT_UPDATE = 0xec,
-	TAG_REENTRY = 0xee,  /* translated, and received again */
+	TAG_REENTRY = 0xee,  /* translated, and received again; reentry_of is in cb */
 	TAG_ADMITTED = 0xef, /* from another node, and received again, without the tunnel's data */
 	/*
 	 * For the stack: a flag, and a hash of the packet's tuple, which shows whether it
@@ -52,9 +52,8 @@ static __always_inline bool tag_is_judged(struct __sk_buff *skb)
 {
 	__u32 tag = skb->tc_index;
 
-	return tag & TAG_JUDGED &&
-	       (tag & TAG_TUPLE || tag_bypasses(tag & ~TAG_JUDGED) ||
-		tag == (TAG_TRANSLATED | TAG_JUDGED) || tag == (TAG_REENTRY | TAG_JUDGED));
+	return tag & TAG_JUDGED && (tag & TAG_TUPLE || tag_bypasses(tag & ~TAG_JUDGED) ||
+				    tag == (TAG_TRANSLATED | TAG_JUDGED));
 }
 
 /* Returns what the tag has to say about rules. */
@@ -93,6 +92,17 @@ static __always_inline __u32 tuple_id(const struct fwd_key *tuple)
 {
 	return id_of(&tuple->src, tuple->sport, &tuple->dst, tuple->dport, tuple->protocol,
 		     tuple->ipv6);
+}
+
+/*
+ * Returns what shows that a packet from src to dst was translated by a program, with its tag: a container of another engine, behind a
+ * bridge, can set any tag, but does not know this hash. judged: as TAG_JUDGED.
+ */
+static __always_inline __u32 reentry_of(const struct packet *p, const struct addr *dst, bool judged)
+{
+	__u32 id = id_of(&p->src, 0, dst, 0, p->protocol, p->ipv6);
+
+	return judged ? id : id ^ 1;
 }
 
 /* Returns the id of packets to p's sender. */

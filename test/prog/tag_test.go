@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -15,6 +16,7 @@ import (
 const (
 	tagTranslated = 0xed
 	tagCTUpdate   = 0xec
+	tagReentry    = 0xee
 	tagAdmitted   = 0xef
 	tagTuple      = 0x8000
 	tagPending    = 0x4000
@@ -134,19 +136,55 @@ func TestToContainerRouted(t *testing.T) {
 	runRows(t, bpf.ProgToContainer, rows)
 }
 
-// TestToContainerRoutedReplies has replies of the outside, by its pod's own address, to a connection
-// that the pod has opened and that is masqueraded: they create nothing.
-func TestToContainerRoutedReplies(t *testing.T) {
-	testenv.Require(t, ingressDevice)
+// TestToUplinkForgedReplies has segments of a pod's masqueraded connection, after somebody has sent a packet under the remote's address
+// to the pod's own: they leave as before, and do not answer that packet. An entry that has expired answers nothing either.
+func TestToUplinkForgedReplies(t *testing.T) {
 	h := newHost(t)
-	eachScene(t, nil, func(t *testing.T, s scene) {
-		s.star = h.candidates(t, s, outgoing)[0]
-		err := h.check(bpf.ProgToContainer, s, row{
-			flows: []flow{snat("remote:80", "node:*", "pod:4000").established()},
-			in:    "remote:80 > pod:4000", reply: true, tag: routedTag, forwarded: true,
+	direct, ours := dnat("remote:80", "pod:4000", "pod:4000"), snat("remote:80", "node:*", "pod:4000").established()
+	old := direct.established().idleFor(6 * 24 * time.Hour)
+	for name, r := range map[string]row{
+		"a live connection":    {flows: []flow{direct.provisional(), ours}, after: []flow{direct.provisional(), ours}},
+		"an entry of long ago": {flows: []flow{old}, after: []flow{old, snat("remote:80", "node:*", "pod:4000").provisional()}},
+	} {
+		eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
+			s.star = h.candidates(t, s, outgoing)[0]
+			r.in, r.out, r.edit = outgoing, "node:* > remote:80", isSegment
+			if err := h.check(bpf.ProgToUplink, s, r); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
 		})
-		testenv.NoError(t, err)
-	})
+	}
+}
+
+// TestForgedTags has packets with tags that a container of another engine can set: they change nothing.
+func TestForgedTags(t *testing.T) {
+	h := newHost(t)
+	for name, tc := range map[string]struct {
+		program string
+		tag     uint32
+		row     row
+	}{
+		"received again": {bpf.ProgFromUplink, tagReentry, row{
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}}, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80",
+			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
+		}},
+		"received again, and judged": {bpf.ProgFromUplink, tagReentry | 0x1000, row{
+			ports: []hostPort{{host: "any:8080", to: "pod:80"}}, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80",
+			after: []flow{dnat("remote:5000", "pod:80", "node:8080")},
+		}},
+		"translated": {bpf.ProgToUplink, tagTranslated, row{
+			in: outgoing, out: "node:* > remote:80", after: []flow{snat("remote:80", "node:*", "pod:4000")}, forwarded: true,
+		}},
+	} {
+		eachScene(t, []proto{tcp, udp}, func(t *testing.T, s scene) {
+			r := tc.row
+			r.tag = func(scene, testenv.Packet) uint32 { return tc.tag }
+			s.star = h.candidates(t, s, outgoing)[0]
+			if err := h.check(tc.program, s, r); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
 }
 
 // TestToContainerFromHost has packets of the host to a pod: its own, and others' that it has translated.

@@ -1,10 +1,13 @@
 package scenario
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -80,6 +83,51 @@ func TestHostPortFromPods(t *testing.T) {
 		for _, loopback := range f.Loopbacks {
 			wantRefused(t, web.Namespace, protocol, at(loopback, 8080))
 			wantRefused(t, web.Namespace, protocol, at(loopback, 8081))
+		}
+	})
+}
+
+// A socket of the host that has the number of a host port by chance gets the replies to what it sends, though it is not connected.
+func TestHostSocketBesideHostPort(t *testing.T) {
+	n := newNetwork(t)
+	n.AddPod(t, "web", mapBoth(8080, 80))
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		server := listenPacket(t, n.Outside, at(f.Outside, 53))
+		client := listenPacket(t, n.node(), at(f.Node, 8080))
+		for range 3 {
+			sendTo(t, client, at(f.Outside, 53), "question")
+			_, from := receiveFrom(t, server)
+			sendTo(t, server, from, "answer")
+			if _, from := receiveFrom(t, client); from != at(f.Outside, 53) {
+				t.Errorf("reply from %s, want %s", from, at(f.Outside, 53))
+			}
+		}
+	})
+}
+
+// A datagram of the host that is too long for the pod's interface is refused, not lost without a trace.
+func TestLongDatagramToHostPort(t *testing.T) {
+	n := newNetwork(t)
+	web := n.AddPod(t, "web", mapBoth(8080, 80))
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		server := listenPacket(t, web.Namespace, at(f.Pod(web), 80))
+		for _, addr := range append(slices.Clone(f.Loopbacks), f.Node) {
+			client, err := n.node().Dial(testenv.Context(t), "udp", at(addr, 8080))
+			testenv.Must(t, err)
+			defer client.Close()
+			testenv.Must(t, client.SetReadDeadline(time.Now().Add(testenv.Timeout)))
+			for _, length := range []int{4000, 1000} {
+				_, err := client.Write(make([]byte, length))
+				testenv.Must(t, err)
+				if length > 1500 {
+					_, err = client.Read(make([]byte, 1))
+					if !errors.Is(err, syscall.ECONNREFUSED) {
+						t.Errorf("%d bytes to %s: %v, want a refusal", length, addr, err)
+					}
+				} else if payload, _ := receiveFrom(t, server); len(payload) != length {
+					t.Errorf("got %d bytes, want %d", len(payload), length)
+				}
+			}
 		}
 	})
 }
