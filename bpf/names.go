@@ -131,7 +131,6 @@ const (
 	NodeEither = DatapathNodeModeNODE_EITHER
 
 	OffloadDelivered = DatapathOffloadStateOFFLOAD_DELIVERED
-	OffloadSYN       = DatapathOffloadStateOFFLOAD_SYN
 	OffloadFIN       = DatapathOffloadStateOFFLOAD_FIN
 	OffloadFINACK    = DatapathOffloadStateOFFLOAD_FIN_ACK
 
@@ -187,12 +186,10 @@ const (
 	MapDropTotals    = DatapathMapDropTotals
 	MapDrops         = DatapathMapDrops
 	MapEndpoints     = DatapathMapEndpoints
-	MapFIBScratch    = DatapathMapFibScratch
 	MapAdmittedFlows = DatapathMapAdmittedFlows
 	MapFlowBuckets   = DatapathMapFlowBuckets
 	MapFlowTable     = DatapathMapFlowTable
 	MapFragQueue     = DatapathMapFragQueue
-	MapFragScratch   = DatapathMapFragScratch
 	MapFragments     = DatapathMapFragments
 	MapFwdCache      = DatapathMapFwdCache
 	MapFwdWays       = DatapathMapFwdWays
@@ -205,14 +202,11 @@ const (
 	MapRuleSets      = DatapathMapRuleSets
 	MapPortNumbers   = DatapathMapPortNumbers
 	MapHostPorts     = DatapathMapHostPorts
-	MapMasqScratch   = DatapathMapMasqScratch
 	MapMasqSources   = DatapathMapMasqSources
 	MapMovedFlows    = DatapathMapMovedFlows
 	MapNodes         = DatapathMapNodes
 	MapNonMasqCIDRs  = DatapathMapNonmasqCidrs
-	MapPktScratch    = DatapathMapPktScratch
 	MapPortSrcRanges = DatapathMapPortSrcRanges
-	MapPlaceScratch  = DatapathMapPlaceScratch
 	MapRouted        = DatapathMapRouted
 	MapPortMarks     = DatapathMapPortMarks
 	MapRouteRules    = DatapathMapRouteRules
