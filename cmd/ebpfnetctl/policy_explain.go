@@ -19,14 +19,9 @@ import (
 // explanation is what one direction of a container says about a connection, as schema/policy.json describes it.
 type explanation struct {
 	admin.Named
-	Owner     string             `json:"owner"`
-	Direction string             `json:"direction"`
-	Isolated  bool               `json:"isolated"`
-	Admits    bool               `json:"admits"`
-	Audit     bool               `json:"audit,omitempty"`    // what is not admitted passes
-	Policies  []string           `json:"policies,omitempty"` // NetworkPolicies that isolate the direction
-	Why       string             `json:"why"`
-	Rules     []policy.Candidate `json:"rules"`
+	Owner     string `json:"owner"`
+	Direction string `json:"direction"`
+	admin.Judgment
 }
 
 func newPolicyExplain() *cobra.Command {
@@ -141,13 +136,10 @@ func explainOne(explainer *admin.Explainer, of, peer *admin.Attachment, isEgress
 		return explanation{}, err
 	}
 	judged, err := explainer.Explain(entry, isEgress, c, pod)
+	judged.Candidates = append([]policy.Candidate{}, judged.Candidates...) // no null in JSON
 	named := of.Named
 	named.Name = cmp.Or(named.Name, judged.Pod)
-	return explanation{
-		Named: named, Owner: of.Owner, Direction: map[bool]string{false: "ingress", true: "egress"}[isEgress],
-		Isolated: judged.IsIsolated, Admits: judged.Admits, Audit: judged.IsAudit, Policies: judged.Policies, Why: judged.Why,
-		Rules: append([]policy.Candidate{}, judged.Candidates...),
-	}, err
+	return explanation{named, of.Owner, map[bool]string{false: "ingress", true: "egress"}[isEgress], judged}, err
 }
 
 // explanationRow is a rule, or the verdict.
@@ -159,11 +151,11 @@ type explanationRow struct {
 // explanationRows returns the rules of each direction, and then its verdict.
 func explanationRows(list []explanation) (rows []explanationRow) {
 	for _, e := range list {
-		for _, rule := range e.Rules {
+		for _, rule := range e.Candidates {
 			rows = append(rows, explanationRow{e, rule})
 		}
-		why := admin.Judgment{Admits: e.Admits, Why: e.Why, Policies: e.Policies}.String()
-		if e.Audit && !e.Admits {
+		why := e.Judgment.String()
+		if e.IsAudit && !e.Admits {
 			why += "; in audit mode, it passes"
 		}
 		rows = append(rows, explanationRow{e, policy.Candidate{Admits: e.Admits, Why: why}})

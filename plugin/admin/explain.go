@@ -154,14 +154,13 @@ func NewExplainer(datapath *loader.Datapath, host *netlink.Handle, state string)
 
 // Judgment is what one direction of a container says about a connection.
 type Judgment struct {
-	IsIsolated bool // else it admits everything
-	Admits     bool
-	IsAudit    bool // what it does not admit passes
-	Why        string
-	Policies   []string // NetworkPolicies that isolate the direction
-	Pod        string   // that they isolate, such as shop/web-0
-
-	Candidates []policy.Candidate // of Explain
+	IsIsolated bool               `json:"isolated"` // else it admits everything
+	Admits     bool               `json:"admits"`
+	IsAudit    bool               `json:"audit,omitempty"`    // what it does not admit passes
+	Policies   []string           `json:"policies,omitempty"` // NetworkPolicies that isolate the direction
+	Why        string             `json:"why"`
+	Candidates []policy.Candidate `json:"rules"` // of Explain
+	Pod        string             `json:"-"`     // that they isolate, such as shop/web-0
 }
 
 // String returns the reason, with the policies of a refusal.
