@@ -102,7 +102,7 @@ func (c *checker) checkEndpoint(endpoint maps.Endpoint) bool {
 		c.differs("masquerading of %s is %v, expected %v", addr, endpoint.Masq, !endpoint.Masq)
 	case endpoint.Tunnels != c.config.Masq.TunnelsFor(addr):
 		c.differs("masquerading of tunnels from %s is %v, expected %v (masqTunnels)", addr, endpoint.Tunnels, !endpoint.Tunnels)
-	case !c.config.IsFastPath(endpoint.FastPath, c.chained != nil):
+	case endpoint.FastPath != c.config.FastPathFor(c.chained != nil):
 		c.differs("fastPath of %s is %s, expected %s", addr, endpoint.FastPath, c.config.FastPathFor(c.chained != nil))
 	case endpoint.NonMasq != maps.PrefixSetOf(nonMasq):
 		c.differs("the datapath has other nonMasqueradeCIDRs for %s than the configuration", addr)

@@ -31,9 +31,6 @@ func TestHelp(t *testing.T) {
 		commands = append(commands, command.Commands()...)
 	}
 	for _, command := range commands {
-		if command.Hidden {
-			continue // removed
-		}
 		args := strings.Fields(command.CommandPath())[1:]
 		code, help, stderr := runIn(t, append([]string{"help"}, args...)...)
 		if _, other, _ := runIn(t, append(args, "--help")...); code != exitGood || other != help {
@@ -107,10 +104,6 @@ func TestUsage(t *testing.T) {
 		"unknown flag: --data-dir":                                              {"status", "--data-dir", "/d"},
 		`attachments: unexpected argument "b"`:                                  {"attachments", "a", "b"},
 		"unload: unknown shorthand flag: 'o' in -o":                             {"unload", "-o", "json"},
-		"diff was removed: use `ebpfnetctl doctor`":                             {"diff", "-o", "json"},
-		"was removed: use `ebpfnetctl doctor --peers`":                          {"nodes", "--probe"},
-		"was removed: use `watch -n2 ebpfnetctl top`":                           {"top", "-n", "1"},
-		"was removed: use `ebpfnetctl drops --follow` or pwru":                  {"trace", "--live", "web", "host"},
 		"(see `ebpfnetctl help policy explain`)":                                {"policy", "explain", "web"},
 		"unload: unknown flag: --force":                                         {"unload", "--force"},
 		"flag needs an argument: --data-dir":                                    {"repair", "--data-dir"},

@@ -13,9 +13,8 @@ import (
 func newUpgrade() *cobra.Command {
 	var flags output.Flags
 	cmd := &cobra.Command{
-		Use:     "upgrade",
-		Aliases: []string{"load"}, // of the release before
-		Short:   "load the programs in this binary, or replace the loaded ones",
+		Use:   "upgrade",
+		Short: "load the programs in this binary, or replace the loaded ones",
 		Long: `Replaces the loaded programs, newer or older, with those in this binary.
 No packet and no connection is lost. If nothing is loaded, it loads them now
 instead of at the first ADD.`,

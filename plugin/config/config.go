@@ -331,8 +331,6 @@ func parseBigTCP(value json.RawMessage) (isAuto bool, err error) {
 		return true, nil
 	case "false", `"never"`:
 		return false, nil
-	case `"always"`, `"raise-uplinks"`: // modes of earlier versions
-		return false, cnierr.Invalid("bigTCP", value, `"auto", and larger sizes of the uplinks (ip link set eth0 gso_max_size …), or "never"`)
 	}
 	return false, cnierr.Invalid("bigTCP", value, `"auto" or "never"`)
 }
@@ -413,12 +411,6 @@ func (c *Config) FastPathFor(chained bool) maps.FastPath {
 	default:
 		return maps.FastPathAuto
 	}
-}
-
-// IsFastPath reports whether ADD writes the fast path, or did in a version whose default was established.
-func (c *Config) IsFastPath(present maps.FastPath, chained bool) bool {
-	wanted := c.FastPathFor(chained)
-	return present == wanted || c.FastPath == "" && wanted == maps.FastPathAuto && present == maps.FastPathEstablished
 }
 
 // ParseForRelease parses only what DEL and GC need, so that they can clean up after a

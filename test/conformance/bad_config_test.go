@@ -29,7 +29,6 @@ func TestBadConfig(t *testing.T) {
 		{"bigTCP", "big", codeInvalidConfig, []string{"bigTCP", `"big"`, `"auto" or "never"`}},
 		{"bigTCP", 196608, codeInvalidConfig, []string{"bigTCP", "196608", "auto"}},
 		{"bigTCP", list{"auto"}, codeInvalidConfig, []string{"bigTCP", "auto", "never"}},
-		{"bigTCP", "always", codeInvalidConfig, []string{"bigTCP", `"always"`, `"auto"`, "gso_max_size"}},
 		{"fastPath", "fast", codeInvalidConfig, []string{"fastPath", "fast", "established", "never"}},
 		{"ingressPolicy", "same-bridge", codeInvalidConfig, []string{"ingressPolicy", "same-bridge", "same-network", "isolated"}},
 		{"policy", object{"egress": list{object{}, object{"ports": list{object{"port": 80, "endPort": 70}}}}}, codeInvalidConfig, []string{"policy.egress[1].ports[0].endPort: 70 is below port 80"}},

@@ -152,18 +152,6 @@ func wantRepaired(t *testing.T, p *pod, call *testenv.Call) {
 	wantSuccess(t, p.try(t, "CHECK"), "")
 }
 
-// CHECK accepts what an older version wrote without the key fastPath: its default was established.
-func TestCheckFormerFastPath(t *testing.T) {
-	h := newHost(t)
-	p := h.pod(t, "c1", with(dual("1.0.0"), "fastPath", "established"))
-	p.add(t)
-	p.conf = dual("1.0.0")
-	wantSuccess(t, p.try(t, "CHECK"), "")
-	p.conf = with(dual("1.0.0"), "fastPath", "auto")
-	wantError(t, p.try(t, "CHECK"), cnierr.CodeDiffers, "is established, expected auto")
-	p.del(t)
-}
-
 // TestCheckPrevResult passes CHECK results that do not belong to the container.
 func TestCheckPrevResult(t *testing.T) {
 	h := newHost(t)
