@@ -49,21 +49,7 @@ func TestChained(t *testing.T) {
 			a := n.AddPod(t, "a", nil)
 			wantCheck(t, web, a)
 			wantListed(t, n, web)
-			forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-				ping(t, a.Namespace, f.Outside)
-				outside := serve(t, n.Outside, protocol, at(f.Outside, 0))
-				reachAsNode(t, a.Namespace, protocol, outside, n.Outside, f.Node)
-
-				serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-				reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
-				reachUntranslated(t, a.Namespace, protocol, at(f.Pod(web), 80), web.Namespace)
-				for _, loopback := range f.Loopbacks {
-					reach(t, n.node(), protocol, at(loopback, 8080), web.Namespace)
-				}
-				reach(t, n.node(), protocol, at(f.Node, 8080), web.Namespace)
-				reach(t, a.Namespace, protocol, at(f.Node, 8080), web.Namespace)
-				reach(t, web.Namespace, protocol, at(f.Node, 8080), web.Namespace)
-			})
+			n.wantConnectivity(t, a, web)
 			next := n.NewPod(t, "next")
 			next.Conf.CapabilityArgs = mapBoth(8080, 80)
 			if err := next.Add(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "web") {

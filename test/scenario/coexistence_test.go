@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
@@ -22,8 +23,12 @@ func (n *network) wantConnectivity(t *testing.T, a, web *testenv.Pod) {
 		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
 		reachUntranslated(t, a.Namespace, protocol, at(f.Pod(web), 80), web.Namespace)
 		reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
-		reach(t, n.node(), protocol, at(f.Loopbacks[0], 8080), web.Namespace)
-		reach(t, a.Namespace, protocol, at(f.Node, 8080), web.Namespace)
+		for _, addr := range append([]netip.Addr{f.Node}, f.Loopbacks...) {
+			reach(t, n.node(), protocol, at(addr, 8080), web.Namespace)
+		}
+		for _, pod := range []*testenv.Pod{a, web} {
+			reach(t, pod.Namespace, protocol, at(f.Node, 8080), web.Namespace)
+		}
 	})
 }
 
