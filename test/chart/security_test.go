@@ -105,6 +105,10 @@ func TestHostPaths(t *testing.T) {
 				writable = append(writable, path)
 			}
 		}
+		delete(paths, mount.Name)
+	}
+	if len(paths) > 0 {
+		t.Errorf("got volumes that are mounted nowhere: %v", paths)
 	}
 	want := []string{"/etc/cni/net.d", "/opt/cni/bin", "/run/ebpfnet-node", "/sys/fs/bpf"}
 	if slices.Sort(writable); !slices.Equal(writable, want) {

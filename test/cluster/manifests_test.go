@@ -73,27 +73,9 @@ func TestRightsOfAPI(t *testing.T) {
 	}
 }
 
-// TestDaemonSet has arguments that the agent knows, a template that it takes, and no rights beyond those that
-// TestRightsOfAgent shows to be needed.
+// TestDaemonSet has arguments that the agent knows, and a template that it takes. Its rights are in test/chart.
 func TestDaemonSet(t *testing.T) {
-	spec := daemonSet(t).Spec.Template.Spec
-	container := spec.Containers[0]
-	if security := container.SecurityContext; *security.Privileged || *security.AllowPrivilegeEscalation || !*security.ReadOnlyRootFilesystem {
-		t.Errorf("got %+v, want an unprivileged container with a read-only root", security)
-	}
-	mounted := map[string]bool{}
-	for _, mount := range container.VolumeMounts {
-		mounted[mount.Name] = true
-	}
-	for _, volume := range spec.Volumes {
-		if !mounted[volume.Name] {
-			t.Errorf("volume %s is mounted nowhere", volume.Name)
-		}
-		delete(mounted, volume.Name)
-	}
-	if len(mounted) > 0 {
-		t.Errorf("got mounts of no volume: %v", mounted)
-	}
+	container := daemonSet(t).Spec.Template.Spec.Containers[0]
 	n := &node{Namespace: testenv.New(t, "node"), t: t, options: container.Args, capabilities: []string{"net_admin"}}
 	if output, err := n.command(testenv.Context(t), "--help").CombinedOutput(); err != nil || !bytes.Contains(output, []byte("Usage of ebpfnet-node")) {
 		t.Errorf("%q: got %s (%v), want them to be known", container.Args, output, err)
