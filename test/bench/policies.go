@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // Variants whose pods have rules: the key policy, or the same as rules of nftables in the forward hook. All rules but
@@ -21,11 +23,11 @@ func policyVariants() (all []variant) {
 				plugins[0][key] = value
 			}
 			v.policy = true
-			v.name, v.title, v.plugins = fmt.Sprintf("%s-policy-%d", v.name, n), fmt.Sprintf("%s, %s rules", v.title, thousands(n)), plugins
+			v.name, v.title, v.plugins = fmt.Sprintf("%s-policy-%d", v.name, n), fmt.Sprintf("%s, %s rules", v.title, testenv.Thousands(n)), plugins
 			all = append(all, v)
 		}
 		for _, v := range variantsOf(ptpName) {
-			v.name, v.title, v.reference = fmt.Sprintf("ptp-nft-policy-%d", n), fmt.Sprintf("ptp + nftables, %s rules", thousands(n)), false
+			v.name, v.title, v.reference = fmt.Sprintf("ptp-nft-policy-%d", n), fmt.Sprintf("ptp + nftables, %s rules", testenv.Thousands(n)), false
 			v.rules = &ruleset{
 				name: fmt.Sprintf("policy-%d", n), title: "rules for pods", text: func(f *ruleFamily, _ netip.Addr) string { return nftPolicy(f, n) }, restore: nftRestore,
 				counters: []ruleCounter{{"nft list chain %s pods forward", `counter packets (\d+) `}},

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
 // scale is the number of objects and the load on a node beside the measured ones.
@@ -66,7 +68,7 @@ func (s scale) String() string {
 	var parts []string
 	for _, d := range dimensions {
 		if size := *d.of(&s); size != *d.of(&smallest) {
-			parts = append(parts, thousands(size)+" "+d.name)
+			parts = append(parts, testenv.Thousands(size)+" "+d.name)
 		}
 	}
 	if s.Pairs > 0 {

@@ -45,7 +45,7 @@ func (r *result) unitTable() *table {
 	}
 	if flows := main.Objects.find("flow_table"); flows.Entries > 0 {
 		buckets := main.Objects.find("flow_buckets")
-		t.add("flow", thousands(int((flows.Bytes+buckets.Bytes)/uint64(flows.Entries))))
+		t.add("flow", testenv.Thousands(int((flows.Bytes+buckets.Bytes)/uint64(flows.Entries))))
 	}
 	for _, d := range dimensions[:2] {
 		largest := d.sizes[len(d.sizes)-1]
@@ -54,7 +54,7 @@ func (r *result) unitTable() *table {
 			continue
 		}
 		before, after := main.Objects.bytes(), grown.Objects.bytes()
-		t.add(strings.TrimSuffix(d.name, "s")+", IPv4 and IPv6", thousands((int(after)-int(before))/(largest-*d.of(&smallest))))
+		t.add(strings.TrimSuffix(d.name, "s")+", IPv4 and IPv6", testenv.Thousands((int(after)-int(before))/(largest-*d.of(&smallest))))
 	}
 	return t
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -185,12 +184,4 @@ func setupName(variant, uplink string, s scale) string {
 		name += "/" + s.name()
 	}
 	return name
-}
-
-// thousands formats 126078 as 126,078.
-func thousands(n int) string {
-	if n < 1000 {
-		return fmt.Sprint(n)
-	}
-	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }

@@ -67,13 +67,6 @@ func (r scaleRow) usage() string {
 	return fmt.Sprintf("%.2f s", r.cpu.Seconds())
 }
 
-func thousands(n int) string {
-	if n < 1000 {
-		return fmt.Sprint(n)
-	}
-	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
-}
-
 func mebibytes(bytes int64) string { return fmt.Sprintf("%d MiB", (bytes+1<<19)>>20) }
 
 func table(rows []scaleRow) string {
@@ -87,7 +80,7 @@ func table(rows []scaleRow) string {
 	for _, row := range rows {
 		nodes := ""
 		if row.nodes != before {
-			nodes = thousands(row.nodes)
+			nodes = testenv.Thousands(row.nodes)
 		}
 		before = row.nodes
 		fmt.Fprintf(&out, "| %s | %s |", nodes, row.event)
