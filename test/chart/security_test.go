@@ -91,13 +91,14 @@ func TestHostPaths(t *testing.T) {
 	spec := daemonSet(t, "").Spec.Template.Spec
 	paths := map[string]string{}
 	for _, volume := range spec.Volumes {
+		paths[volume.Name] = ""
 		if volume.HostPath != nil {
 			paths[volume.Name] = volume.HostPath.Path
 		}
 	}
 	var writable []string
 	for _, mount := range spec.Containers[0].VolumeMounts {
-		if path, isHost := paths[mount.Name]; isHost {
+		if path := paths[mount.Name]; path != "" {
 			if path != mount.MountPath {
 				t.Errorf("%s is at %s: what the agent writes for the plugin names the host's path", path, mount.MountPath)
 			}
