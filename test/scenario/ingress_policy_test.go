@@ -19,29 +19,46 @@ const (
 	reasonSrcRange = maps.Reason(bpf.ReasonSrcRange)
 )
 
-// wantDenied sends a request, and wants no response, but a drop counted for the pod with the reason.
-func (n *network) wantDenied(t *testing.T, from *testenv.Namespace, protocol string, to netip.AddrPort, pod *testenv.Pod, reason maps.Reason) {
+// asksInVain asks until a packet is dropped for the pod, with the reason, and returns what ask returns. None of its packets is
+// under way any more, so the next call does not count them.
+func (n *network) asksInVain(t *testing.T, name string, pod *testenv.Pod, reason maps.Reason, ask func(context.Context) error) error {
 	t.Helper()
 	before := n.dropsOf(t, pod)[reason]
+	dropped := func() error {
+		if drops := n.dropsOf(t, pod); drops[reason] == before {
+			return fmt.Errorf("no more drops for %q, of %v", reason, drops)
+		}
+		return nil
+	}
 	ctx, stop := context.WithCancel(testenv.Context(t))
 	defer stop()
 	done := make(chan error, 1)
-	go func() {
-		reply, err := testenv.Ask(ctx, from, protocol, to, "hello")
-		if err == nil {
-			err = fmt.Errorf("reply from %s", reply.Server)
+	go func() { done <- ask(ctx) }()
+	testenv.Eventually(t, name+" to be dropped", func() error {
+		if len(done) > 0 {
+			return nil
 		}
-		done <- err
-	}()
-	testenv.Eventually(t, fmt.Sprintf("a drop of %s to %s by %s", from.Name, to, protocol), func() error {
-		if n.dropsOf(t, pod)[reason] == before {
-			return fmt.Errorf("drops for %q: got %d, want more", reason, before)
-		}
-		return nil
+		return dropped()
 	})
 	stop()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("%s to %s by %s: got %v, want no response", from.Name, to, protocol, err)
+	errAsked := <-done
+	if err := dropped(); err != nil {
+		t.Errorf("%s has ended with %v: %v", name, errAsked, err)
+	}
+	testenv.DrainBacklog(t)
+	return errAsked
+}
+
+// wantDenied sends a request, and wants no response, but a drop counted for the pod with the reason.
+func (n *network) wantDenied(t *testing.T, from *testenv.Namespace, protocol string, to netip.AddrPort, pod *testenv.Pod, reason maps.Reason) {
+	t.Helper()
+	name := fmt.Sprintf("%s to %s by %s", from.Name, to, protocol)
+	err := n.asksInVain(t, name, pod, reason, func(ctx context.Context) error {
+		_, err := testenv.Ask(ctx, from, protocol, to, "hello")
+		return err
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%s: got %v, want no response", name, err)
 	}
 }
 
@@ -80,79 +97,6 @@ func serviceOf(f testenv.Family) netip.Addr {
 	return netip.MustParseAddr("fd00:96::1")
 }
 
-// policyCase is an ingressPolicy and the pods it admits.
-type policyCase struct {
-	policy                     string
-	sameNetwork, secondNetwork bool
-}
-
-// Each policy holds for the pod's address, a service's address and a host port.
-func TestIngressPolicy(t *testing.T) {
-	for _, tc := range []policyCase{
-		{"open", true, true},
-		{"same-network", true, false},
-		{"isolated", false, false},
-	} {
-		for _, attached := range []string{"tcx", "clsact"} {
-			t.Run(tc.policy+" by "+attached, func(t *testing.T) {
-				if attached == "tcx" {
-					testenv.Require(t, testenv.TCX)
-				}
-				n := newNetworkWith(t, withKeys(`"ipMasq": true, "ingressPolicy": "`+tc.policy+`"`))
-				if attached == "clsact" {
-					n.loadForClsact(t)
-				}
-				web := n.AddPod(t, "web", mapBoth(8080, 80))
-				n.nft(t, serviceRules(web))
-				neighbor, stranger := n.AddPod(t, "a", nil), n.secondNetwork(t).AddPod(t, "s", mapBoth(9090, 90))
-				n.wantPolicy(t, tc, web, neighbor, stranger)
-				wantCheck(t, web)
-			})
-		}
-	}
-}
-
-// wantPolicy sends to web from a neighbor of its network, from a stranger of another, from the node and from
-// the outside.
-func (n *network) wantPolicy(t *testing.T, tc policyCase, web, neighbor, stranger *testenv.Pod) {
-	t.Helper()
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
-		for pod, admitted := range map[*testenv.Pod]bool{neighbor: tc.sameNetwork, stranger: tc.secondNetwork} {
-			addrs := []netip.AddrPort{at(f.Pod(web), 80), at(f.Node, 8080)}
-			if *fastPath != "always" { // which bypasses the rules of services
-				addrs = append(addrs, at(serviceOf(f), 80))
-			}
-			for _, to := range addrs {
-				if admitted {
-					reach(t, pod.Namespace, protocol, to, web.Namespace)
-				} else {
-					n.wantDenied(t, pod.Namespace, protocol, to, web, reasonPolicy)
-				}
-			}
-		}
-		// The host, the outside and the pod itself are always admitted.
-		for _, to := range []netip.AddrPort{at(f.Pod(web), 80), at(f.Node, 8080), at(f.Loopbacks[0], 8080)} {
-			reach(t, n.node(), protocol, to, web.Namespace)
-		}
-		ping(t, n.node(), f.Pod(web))
-		reachUntranslated(t, n.Outside, protocol, at(f.Node, 8080), web.Namespace)
-		reach(t, web.Namespace, protocol, at(f.Node, 8080), web.Namespace)
-
-		// Replies to its own connections are admitted.
-		ping(t, web.Namespace, f.Outside)
-		reachAsNode(t, web.Namespace, protocol, serve(t, n.Outside, protocol, at(f.Outside, 0)), n.Outside, f.Node)
-		serve(t, stranger.Namespace, protocol, at(f.Pod(stranger), 90))
-		reachUntranslated(t, web.Namespace, protocol, at(f.Pod(stranger), 90), stranger.Namespace)
-		reach(t, web.Namespace, protocol, at(f.Node, 9090), stranger.Namespace)
-		ping(t, web.Namespace, f.Pod(stranger))
-		wantRefused(t, web.Namespace, protocol, at(f.Pod(stranger), 91))
-		if tc.policy != "open" { // a fragmented reply
-			testenv.NoError(t, testenv.Ping(testenv.Context(t), web.Namespace, f.Pod(stranger), "-s", "4000"))
-		}
-	})
-}
-
 // Each of two containers whose ids' tokens have the same lower half (of SHA-256 over "", id) is isolated from the other.
 func TestIngressPolicyOfSimilarTokens(t *testing.T) {
 	n := newNetworkWith(t, withKeys(`"ingressPolicy": "isolated"`))
@@ -161,35 +105,6 @@ func TestIngressPolicyOfSimilarTokens(t *testing.T) {
 		serve(t, a.Namespace, protocol, at(f.Pod(a), 80))
 		n.wantDenied(t, b.Namespace, protocol, at(f.Pod(a), 80), a, reasonPolicy)
 	})
-}
-
-// The policy changes while pods run. Connections that the pod has opened continue.
-func TestIngressPolicyChanges(t *testing.T) {
-	n := newNetwork(t)
-	web, a := n.AddPod(t, "web", mapBoth(8080, 80)), n.AddPod(t, "a", nil)
-	stranger := n.secondNetwork(t).AddPod(t, "s", mapBoth(9090, 90))
-	n.nft(t, serviceRules(web))
-	f := testenv.IPv4
-	server := serve(t, a.Namespace, "tcp", at(f.Pod(a), 0))
-	client := connect(t, web.Namespace, "tcp", netip.AddrPort{}, server)
-	defer client.Close()
-	ask(t, client, a.Namespace)
-
-	for _, step := range []struct {
-		filter string
-		tc     policyCase
-	}{
-		{"pods/web", policyCase{"isolated", false, false}},
-		{"pods/web/eth0", policyCase{"same-network", true, false}},
-		{"pods", policyCase{"open", true, true}},
-	} {
-		if out := n.ctl(t, "set", step.filter, "ingressPolicy="+step.tc.policy); !strings.Contains(out, "web") {
-			t.Errorf("ebpfnetctl set: got %q, want it to name web", out)
-		}
-		ask(t, client, a.Namespace)
-		n.wantPolicy(t, step.tc, web, a, stranger)
-		wantCheck(t, web)
-	}
 }
 
 // Behind a bridge, pods' packets to each other never reach the host's stack.

@@ -94,19 +94,11 @@ func (n *network) isolate(t *testing.T, pod *testenv.Pod) {
 // wantEnded asks over an attacker's connection, and wants that the policy drops that, and no reply.
 func (n *network) wantEnded(t *testing.T, client *testenv.Client, victim *testenv.Pod) {
 	t.Helper()
-	before := n.dropsOf(t, victim)[reasonPolicy]
-	ctx, stop := context.WithCancel(testenv.Context(t))
-	defer stop()
-	done := make(chan error, 1)
-	go func() { _, err := client.Ask(ctx, "still there?"); done <- err }()
-	testenv.Eventually(t, "a drop by the policy", func() error {
-		if len(done) == 0 && n.dropsOf(t, victim)[reasonPolicy] == before {
-			return errors.New("no more drops")
-		}
-		return nil
+	err := n.asksInVain(t, "request after the isolation", victim, reasonPolicy, func(ctx context.Context) error {
+		_, err := client.Ask(ctx, "still there?")
+		return err
 	})
-	stop()
-	if err := <-done; !errors.Is(err, context.Canceled) && !errors.Is(err, syscall.ECONNRESET) {
+	if !errors.Is(err, context.Canceled) && !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("request after the isolation: got %v, want no response or a RST", err)
 	}
 }

@@ -23,10 +23,10 @@ var sctp = testenv.Feature{Name: "SCTP", Module: "sctp", Probe: func() error {
 }}
 
 var sctpRows = []policyRow{
-	{"one port", `{"ingress": [{"from": [{"sameNetwork": true}], "ports": [{"protocol": "sctp", "port": 80}]}],
+	{"one port", `"policy": {"ingress": [{"from": [{"sameNetwork": true}], "ports": [{"protocol": "sctp", "port": 80}]}],
 		"egress": [{"to": [{"network": "second"}, {"cidr": "192.0.2.2/32"}, {"cidr": "2001:db8:1::2/128"}], "ports": [{"protocol": "sctp", "port": 80}]}]}`,
 		"a:sctp80 node*", "s:sctp80 out:sctp80 node*"},
-	{"other protocols", `{"ingress": [{"ports": [{"port": 80}]}], "egress": [{"ports": [{"protocol": "udp", "port": 80}]}]}`, "node*", "node*"},
+	{"other protocols", `"policy": {"ingress": [{"ports": [{"port": 80}]}], "egress": [{"ports": [{"protocol": "udp", "port": 80}]}]}`, "node*", "node*"},
 }
 
 // TestPolicySCTP has real sockets of SCTP.
@@ -38,7 +38,7 @@ func TestPolicySCTP(t *testing.T) {
 			n := newNetworkWith(t, withKeys(keys))
 			peers := n.policyPeers(t)
 			for i, row := range sctpRows {
-				pod := n.addWith(t, fmt.Sprint("pod", i), keys+`, "policy": `+row.policy, nil)
+				pod := n.addWith(t, fmt.Sprint("pod", i), keys+`, `+row.keys, nil)
 				for _, f := range testenv.Families {
 					for _, peer := range append(peers(f), policyPeer{ns: pod.Namespace, addr: f.Pod(pod)}) {
 						for _, port := range []uint16{80, 85} {

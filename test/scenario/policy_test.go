@@ -19,33 +19,35 @@ const (
 	reasonPolicyAudit  = maps.Reason(bpf.ReasonPolicyAudit)
 )
 
-// policyRow is a policy, and what it admits. The peers are a and s, pods in the networks pods and second, out, outside
+// policyRow is a policy in a configuration's keys, and what it admits. The peers are a and s, pods in the networks pods and second, out, outside
 // the host, and node. The probes are in policyProbes; * means all.
 type policyRow struct {
-	name, policy string
-	in, out      string
+	name, keys string
+	in, out    string
 }
 
 var policyProbes = []string{"tcp80", "tcp85", "udp80", "ping"}
 
 var policyRows = []policyRow{
-	{"nothing", `{}`, "a* s* out* node*", "a* s* out* node*"},
-	{"ingress of nobody", `{"ingress": []}`, "node*", "a* s* out* node*"},
-	{"egress to nobody", `{"egress": []}`, "a* s* out* node*", "node*"},
-	{"nobody", `{"ingress": [], "egress": []}`, "node*", "node*"},
-	{"everybody", `{"ingress": [{}], "egress": [{}]}`, "a* s* out* node*", "a* s* out* node*"},
-	{"except", `{"ingress": [{"from": [{"cidr": "10.88.0.0/15", "except": ["10.89.0.0/24"]}, {"cidr": "fd00::/16", "except": ["fd00:89::/64"]}]}],
+	{"nothing", `"policy": {}`, "a* s* out* node*", "a* s* out* node*"},
+	{"ingress of nobody", `"policy": {"ingress": []}`, "node*", "a* s* out* node*"},
+	{"egress to nobody", `"policy": {"egress": []}`, "a* s* out* node*", "node*"},
+	{"nobody", `"policy": {"ingress": [], "egress": []}`, "node*", "node*"},
+	{"everybody", `"policy": {"ingress": [{}], "egress": [{}]}`, "a* s* out* node*", "a* s* out* node*"},
+	{"except", `"policy": {"ingress": [{"from": [{"cidr": "10.88.0.0/15", "except": ["10.89.0.0/24"]}, {"cidr": "fd00::/16", "except": ["fd00:89::/64"]}]}],
 		"egress": [{"to": [{"cidr": "0.0.0.0/0", "except": ["10.88.0.0/24"]}, {"cidr": "::/0", "except": ["fd00:88::/64"]}]}]}`,
 		"a* node*", "s* out* node*"},
-	{"networks and ports", `{"ingress": [{"from": [{"network": "second"}], "ports": [{"protocol": "tcp", "port": 80, "endPort": 85}]},
+	{"networks and ports", `"policy": {"ingress": [{"from": [{"network": "second"}], "ports": [{"protocol": "tcp", "port": 80, "endPort": 85}]},
 			{"from": [{"sameNetwork": true}], "ports": [{"protocol": "udp"}]}],
 		"egress": [{"to": [{"network": "pods"}], "ports": [{"port": 81, "endPort": 65535}, {"protocol": "udp", "port": 80}]},
 			{"to": [{"cidr": "192.0.2.2/32"}, {"cidr": "2001:db8:1::2/128"}], "ports": [{"port": 80}]}]}`,
 		"s:tcp80,tcp85 a:udp80 node*", "a:tcp85,udp80 out:tcp80 node*"},
-	{"without the host", `{"host": false}`, "a* s* out*", "a* s* out*"},
-	{"only one port of the host", `{"host": false, "ingress": [{"from": [{"sameNetwork": true}]}],
+	{"without the host", `"policy": {"host": false}`, "a* s* out*", "a* s* out*"},
+	{"only one port of the host", `"policy": {"host": false, "ingress": [{"from": [{"sameNetwork": true}]}],
 		"egress": [{"to": [{"cidr": "10.88.0.1/32"}, {"cidr": "fd00:88::1/128"}], "ports": [{"protocol": "udp", "port": 80}]}]}`, "a*", "node:udp80"},
-	{"internal", `{"internal": true}`, "a* node*", "a* node*"},
+	{"internal", `"policy": {"internal": true}`, "a* node*", "a* node*"},
+	{"isolated", `"ingressPolicy": "isolated"`, "out* node*", "a* s* out* node*"},
+	{"same-network", `"ingressPolicy": "same-network"`, "a* out* node*", "a* s* out* node*"},
 }
 
 // admits reports whether the words of a row name a probe of a peer.
@@ -75,7 +77,7 @@ func TestPolicy(t *testing.T) {
 			peers := n.policyPeers(t)
 			for i, row := range policyRows {
 				t.Run(row.name, func(t *testing.T) {
-					pod := n.addWith(t, fmt.Sprintf("pod%d", i), keys+`, "policy": `+row.policy, nil)
+					pod := n.addWith(t, fmt.Sprintf("pod%d", i), keys+`, `+row.keys, nil)
 					for _, f := range testenv.Families {
 						servePolicyProbes(t, pod.Namespace, f.Pod(pod))
 						t.Run(f.Name, func(t *testing.T) { n.wantRow(t, f, row, pod, peers(f), policyProbes...) })
@@ -151,34 +153,21 @@ func (n *network) wantRow(t *testing.T, f testenv.Family, row policyRow, pod *te
 // wantProbe sends a probe, and wants a reply to it, or that it is dropped and counted for the pod.
 func (n *network) wantProbe(t *testing.T, probe string, from, server *testenv.Namespace, to netip.Addr, pod *testenv.Pod, admitted bool, reason maps.Reason) {
 	t.Helper()
-	before, other := n.dropsOf(t, pod)[reason], reasonPolicy
-	if reason == reasonPolicy {
-		other = reasonPolicyEgress
-	}
-	replies := n.dropsOf(t, pod)[other]
-	ctx, stop := context.WithCancel(testenv.Context(t))
-	defer stop()
-	done := make(chan error, 1)
-	go func() { done <- runProbe(ctx, probe, from, server, to) }()
 	name := fmt.Sprintf("%s from %s to %s", probe, from.Name, server.Name)
 	if admitted {
-		if err := <-done; err != nil {
+		if err := runProbe(testenv.Context(t), probe, from, server, to); err != nil {
 			t.Errorf("%s: %v (drops %v)", name, err, n.dropsOf(t, pod))
 		}
 		return
 	}
-	testenv.Eventually(t, name+" to be dropped", func() error {
-		if len(done) == 0 && n.dropsOf(t, pod)[reason] == before {
-			return fmt.Errorf("no more drops for %q, of %v", reason, n.dropsOf(t, pod))
-		}
-		return nil
-	})
-	stop()
-	if err := <-done; err == nil {
+	other := map[maps.Reason]maps.Reason{reasonPolicy: reasonPolicyEgress, reasonPolicyEgress: reasonPolicy}[reason]
+	before := n.dropsOf(t, pod)[other]
+	err := n.asksInVain(t, name, pod, reason, func(ctx context.Context) error { return runProbe(ctx, probe, from, server, to) })
+	if err == nil {
 		t.Errorf("%s: got a reply, want none", name)
 	}
-	if got := n.dropsOf(t, pod)[other]; got != replies {
-		t.Errorf("%s: the server has replied: got %d more drops for %q, want none", name, got-replies, other)
+	if got := n.dropsOf(t, pod)[other] - before; got > 0 {
+		t.Errorf("%s: the server has replied: got %d more drops for %q, want none", name, got, other)
 	}
 }
 

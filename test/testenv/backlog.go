@@ -36,27 +36,41 @@ func withoutDrops(tb TB, drops func() (uint32, error), do func(attempt int) erro
 	}
 }
 
+// DrainBacklog waits until no packet waits in the queues of the CPUs, so what was sent before has arrived.
+func DrainBacklog(tb TB) {
+	tb.Helper()
+	Eventually(tb, "empty queues of the CPUs", func() error {
+		waiting, err := readBacklog(11)
+		if err == nil && waiting > 0 {
+			err = fmt.Errorf("%d packets wait", waiting)
+		}
+		return err
+	})
+}
+
 // backlogDrops counts the packets that found the queue of a CPU full.
-func backlogDrops() (uint32, error) {
+func backlogDrops() (uint32, error) { return readBacklog(1) }
+
+func readBacklog(column int) (uint32, error) {
 	text, err := os.ReadFile("/proc/net/softnet_stat")
 	if err != nil {
 		return 0, err
 	}
-	return parseBacklogDrops(string(text))
+	return parseBacklog(string(text), column)
 }
 
-// parseBacklogDrops adds up the second column, which is hexadecimal like all others. Each CPU has a line.
-func parseBacklogDrops(text string) (dropped uint32, err error) {
+// parseBacklog adds up a column. All are hexadecimal. Each CPU has a line.
+func parseBacklog(text string, column int) (sum uint32, err error) {
 	for line := range strings.Lines(text) {
 		columns := strings.Fields(line)
-		if len(columns) < 2 {
+		if len(columns) <= column {
 			return 0, fmt.Errorf("line %q: want more columns", line)
 		}
-		ofCPU, err := strconv.ParseUint(columns[1], 16, 32)
+		ofCPU, err := strconv.ParseUint(columns[column], 16, 32)
 		if err != nil {
 			return 0, err
 		}
-		dropped += uint32(ofCPU) // it wraps, like the kernel's
+		sum += uint32(ofCPU) // it wraps, like the kernel's
 	}
-	return dropped, nil
+	return sum, nil
 }

@@ -5,13 +5,15 @@ import (
 	"testing"
 )
 
-func TestParseBacklogDrops(t *testing.T) {
+func TestParseBacklog(t *testing.T) {
 	const text = "00021f45 0000000a 0000004c 00000000\n0001a6d8 000000ff 00000031 00000000\n"
-	if got, err := parseBacklogDrops(text); err != nil || got != 0x109 {
-		t.Errorf("got %#x (%v), want 0x109", got, err)
+	for column, want := range []uint32{0x3c61d, 0x109, 0x7d, 0} {
+		if got, err := parseBacklog(text, column); err != nil || got != want {
+			t.Errorf("column %d: got %#x (%v), want %#x", column, got, err, want)
+		}
 	}
 	for _, text := range []string{"00021f45\n", "00021f45 many\n"} {
-		if got, err := parseBacklogDrops(text); err == nil {
+		if got, err := parseBacklog(text, 1); err == nil {
 			t.Errorf("parse %q: got %d, want an error", text, got)
 		}
 	}
