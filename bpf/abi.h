@@ -110,6 +110,7 @@ enum device_flags {
 	DEVICE_BRIDGED = 2,	/* behind a bridge: others receive what it broadcasts */
 	DEVICE_ANY_ADDRESS = 4, /* has no addresses of its own, and may use any unused one */
 	DEVICE_SHAPED = 8,	/* a queue limits what it receives: nothing may bypass it */
+	DEVICE_POD = 16,	/* for user space: container is the token of its pod's UID */
 };
 
 /* devices: the host end of a container's veth. Key: ifindex. An address of all zeros: none. */

@@ -85,6 +85,7 @@ const (
 	DatapathDeviceFlagsDEVICE_BRIDGED     DatapathDeviceFlags = 2
 	DatapathDeviceFlagsDEVICE_ANY_ADDRESS DatapathDeviceFlags = 4
 	DatapathDeviceFlagsDEVICE_SHAPED      DatapathDeviceFlags = 8
+	DatapathDeviceFlagsDEVICE_POD         DatapathDeviceFlags = 16
 )
 
 type DatapathDropCount struct {

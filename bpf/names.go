@@ -70,6 +70,7 @@ const (
 	DeviceBridged    = DatapathDeviceFlagsDEVICE_BRIDGED
 	DeviceAnyAddress = DatapathDeviceFlagsDEVICE_ANY_ADDRESS
 	DeviceShaped     = DatapathDeviceFlagsDEVICE_SHAPED
+	DevicePod        = DatapathDeviceFlagsDEVICE_POD
 
 	EndpointMasq        = DatapathEndpointFlagsENDPOINT_MASQ
 	EndpointMasqTunnels = DatapathEndpointFlagsENDPOINT_MASQ_TUNNELS

@@ -28,6 +28,7 @@ type Device struct {
 	Bridged    bool        // the device is a bridge port, so others receive the container's broadcasts
 	AnyAddress bool        // the container has no addresses from us, and may use unassigned ones
 	Shaped     bool        // a qdisc on the device limits the rate, so no packet may bypass it
+	IsPod      bool        // of a cluster: Container is its PodToken
 	Policy     PolicyIndex // 0: no rules
 	Routes     PrefixSet   // routes with gateways; 0: none
 }
@@ -65,6 +66,7 @@ var deviceFlags = []struct {
 	{bpf.DeviceBridged, func(d *Device) *bool { return &d.Bridged }},
 	{bpf.DeviceAnyAddress, func(d *Device) *bool { return &d.AnyAddress }},
 	{bpf.DeviceShaped, func(d *Device) *bool { return &d.Shaped }},
+	{bpf.DevicePod, func(d *Device) *bool { return &d.IsPod }},
 }
 
 // PutDevice creates or replaces the entry of d.IfIndex. It cannot collide with another

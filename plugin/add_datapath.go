@@ -27,7 +27,7 @@ func (a *adder) attach(ctx context.Context) error {
 			Addr:      address.Prefix.Addr(),
 			Owner:     a.owner,
 			Network:   network,
-			Container: maps.ContainerToken(a.config.Attachment.ContainerID),
+			Container: a.containerToken(),
 			IfIndex:   a.deviceTo(address.Prefix.Addr()),
 			MAC:       a.pair.ContainerMAC,
 			HostMAC:   a.pair.HostMAC,
@@ -97,12 +97,13 @@ func (a *adder) device(network maps.Network) maps.Device {
 		IfIndex:    a.pair.HostIndex,
 		Owner:      a.owner,
 		Network:    network,
-		Container:  maps.ContainerToken(a.config.Attachment.ContainerID),
+		Container:  a.containerToken(),
 		MAC:        a.pair.ContainerMAC,
 		AntiSpoof:  a.config.AntiSpoof,
 		Shaped:     a.config.Bandwidth.Ingress.Rate != 0,
 		Bridged:    a.pair.Bridge != 0,
 		AnyAddress: len(a.addresses) == 0,
+		IsPod:      a.isPod() && a.config.Pod.UID != "",
 		Routes:     maps.RouteSetOf(a.gatewayRoutes),
 	}
 	for _, address := range a.addresses {
@@ -115,6 +116,15 @@ func (a *adder) device(network maps.Network) maps.Device {
 		}
 	}
 	return device
+}
+
+// containerToken returns the token that all attachments of a container have. A pod's is that of its UID, by which the node agent
+// knows it.
+func (a *adder) containerToken() maps.Container {
+	if uid := a.config.Pod.UID; uid != "" {
+		return maps.Container(maps.PodToken(uid))
+	}
+	return maps.ContainerToken(a.config.Attachment.ContainerID)
 }
 
 // deviceTo returns the host's device that leads to an address: the host's end of the veth, or a

@@ -133,6 +133,10 @@ func (h *host) wantPolicy(t *testing.T, p *pod, want maps.Policy) {
 		if err != nil {
 			return err
 		}
+		_, uid, _ := strings.Cut(p.args, "K8S_POD_UID=")
+		if !device.IsPod || device.Container != maps.Container(maps.PodToken(uid)) {
+			t.Errorf("got device %+v, want the token of pod %s", device, uid)
+		}
 		got, err := maps.GetPolicy(dp, device.Policy)
 		if got.IsPod != want.IsPod || (got.Ingress == 0) != (want.Ingress == 0) || (got.Egress == 0) != (want.Egress == 0) {
 			t.Errorf("got policy %+v, want one like %+v", got, want)

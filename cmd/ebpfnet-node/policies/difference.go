@@ -186,8 +186,7 @@ func (r *Rules) isolates(before ebpfmaps.Policy) bool {
 }
 
 // devicesOf returns the devices whose policy must change, with the new one, and those of pods that a direction of is about
-// to be isolated. ADD knows a pod by its UID. One that was connected before its namespace got policies is known by its
-// address.
+// to be isolated. A pod that has been connected by an older plugin, without policies, is known by its address.
 func devicesOf(devices []ebpfmaps.Device, policies []ebpfmaps.Policy, want *Present) (moved, isolated []ebpfmaps.Device) {
 	byIndex, byOwner := map[ebpfmaps.PolicyIndex]ebpfmaps.Policy{}, map[loader.Owner]ebpfmaps.PolicyIndex{}
 	for _, policy := range policies {
@@ -196,7 +195,9 @@ func devicesOf(devices []ebpfmaps.Device, policies []ebpfmaps.Policy, want *Pres
 	for _, device := range devices {
 		before := byIndex[device.Policy]
 		pod := before.Owner
-		if !before.IsPod {
+		if device.IsPod {
+			pod = loader.Owner(device.Container)
+		} else if !before.IsPod {
 			if pod = want.Own[device.Addr4]; pod == 0 {
 				pod = want.Own[device.Addr6]
 			}
