@@ -63,6 +63,27 @@ func (f *fakeDatapath) ApplyPolicies(c *policies.Changes) (warning, err error) {
 	return nil, err
 }
 
+// setRefusal has changes fail with an error, or be applied again.
+func (f *fakeDatapath) setRefusal(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refuse = err
+}
+
+// lastTold returns what ADD had been told when the datapath last changed.
+func (f *fakeDatapath) lastTold() *nodestate.Policies {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.told[len(f.told)-1]
+}
+
+// sizesSince returns the sizes of the changes but for the first ones.
+func (f *fakeDatapath) sizesSince(first int) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.sizes[first:])
+}
+
 // Denials returns some of a pod's ingress, and one of a pod that is gone.
 func (f *fakeDatapath) Denials() (map[policies.Denier]uint64, error) {
 	f.mu.Lock()
@@ -127,7 +148,9 @@ func (e *enforcing) await(what string, holds func() string) {
 			return
 		}
 	}
-	e.Fatalf("%s: got %s; the log is %s; %v; watches %v; source %v", what, got, &e.output, e.health, e.api.Watched(), e.source.Err())
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.Fatalf("%s: got %s; the log is %s; %v; watches %v", what, got, &e.output, e.health, e.api.Watched())
 }
 
 // admits waits until a pod of this node admits exactly these addresses.
@@ -193,7 +216,7 @@ func TestEnforcer(t *testing.T) {
 	api.Set(policyObject("closed"))
 	e.admits("a policy without peers", "web")
 	watches("a policy without peers", namespacesPath, own, policiesPath)
-	if told := e.host.told[len(e.host.told)-1]; told.IsOpen("shop", time.Now()) {
+	if told := e.host.lastTold(); told.IsOpen("shop", time.Now()) {
 		t.Error("ADD is told of the namespace after the datapath")
 	}
 
@@ -205,23 +228,19 @@ func TestEnforcer(t *testing.T) {
 	e.admits("a pod of another class", "web", "2", "3")
 
 	e.wantFigures()
-	before := len(e.host.sizes)
+	before := len(e.host.sizesSince(0))
 	api.Set(podObject("a2", "other", 4, "a"))
 	e.admits("a pod of a known class", "web", "2", "3", "4")
-	e.host.mu.Lock()
-	if got := strings.Join(e.host.sizes[before:], "; "); got != "1+0 classes, 0 policies, 0 revoked" {
+	if got := strings.Join(e.host.sizesSince(before), "; "); got != "1+0 classes, 0 policies, 0 revoked" {
 		t.Errorf("a pod of a known class: got %s, want one write", got)
 	}
-	before = len(e.host.sizes)
-	e.host.mu.Unlock()
+	before = len(e.host.sizesSince(0))
 	api.Unset(podObject("a2", "", 0, ""))
 	e.admits("a pod gone", "web", "2", "3")
-	e.host.mu.Lock()
-	if got := strings.Join(e.host.sizes[before:], "; "); got != "0+1 classes, 0 policies, 1 revoked" {
+	if got := strings.Join(e.host.sizesSince(before), "; "); got != "0+1 classes, 0 policies, 1 revoked" {
 		t.Errorf("a pod gone: got %s, want one write, and one pod's connections judged again", got)
 	}
-	e.host.refuse = errors.New("operation not permitted")
-	e.host.mu.Unlock()
+	e.host.setRefusal(errors.New("operation not permitted"))
 
 	api.Set(podObject("web2", "", 0, "web")) // not bound yet
 	bound := podObject("web2", "this", 0, "web")
@@ -234,9 +253,7 @@ func TestEnforcer(t *testing.T) {
 		}
 		return ""
 	})
-	e.host.mu.Lock()
-	e.host.refuse = nil
-	e.host.mu.Unlock()
+	e.host.setRefusal(nil)
 	e.admits("a pod that is bound, and has no address yet", "web2", "2", "3")
 
 	api.Unset(policyObject("open"))
@@ -298,19 +315,15 @@ func TestClusterPolicies(t *testing.T) {
 	// 1 is the gateway, which is no pod, and 0 to 7 are pods' addresses.
 	e.admits("a denied class", "web", "1", "3", "8")
 	e.watches("a policy", policiesPath, clusterPath, others, own, "/api/v1/namespaces", "/api/v1/nodes")
-	if told := e.host.told[len(e.host.told)-1]; told.IsOpen("later", time.Now()) {
+	if told := e.host.lastTold(); told.IsOpen("later", time.Now()) {
 		t.Error("pods of namespaces that the agent does not know yet start without rules")
 	}
-	e.host.mu.Lock()
-	before := len(e.host.sizes)
-	e.host.mu.Unlock()
+	before := len(e.host.sizesSince(0))
 	server.Set(podObject("b2", "other", 4, "b"))
 	e.admits("a pod of a known class", "web", "1", "3", "4", "8")
-	e.host.mu.Lock()
-	if got := strings.Join(e.host.sizes[before:], "; "); got != "1+0 classes, 0 policies, 0 revoked" {
+	if got := strings.Join(e.host.sizesSince(before), "; "); got != "1+0 classes, 0 policies, 0 revoked" {
 		t.Errorf("a pod of a known class: got %s, want one write", got)
 	}
-	e.host.mu.Unlock()
 	e.await("the names of rules", func() string {
 		rules, err := new(nodestate.RulesFile).Read(e.state)
 		isolated, from := rules.Of(maps.PodToken("web").String(), false)
