@@ -151,7 +151,13 @@ func (e *enforcer) compile(ctx context.Context) error {
 	has = has || !isKnown && e.hasPolicies // until it is known again
 	e.source.Need(ctx, has, !e.needsPeers.IsZero())
 	cluster, isComplete, hasPeers := e.source.Cluster()
-	if !isKnown || !isComplete && has {
+	if !isKnown {
+		return errPending
+	}
+	if err := e.announce(cluster); err != nil {
+		return err
+	}
+	if !isComplete && has {
 		return errPending
 	}
 	e.hasPolicies = has
@@ -172,11 +178,17 @@ func (e *enforcer) compile(ctx context.Context) error {
 	return e.apply(state, hasPeers || !state.NeedsPeers)
 }
 
-// apply tells ADD of new namespaces first, and no longer of former ones last.
-func (e *enforcer) apply(state *policies.State, hasAllPods bool) error {
-	if err := e.tell(slices.Concat(state.Namespaces, e.namespaces), state.IsForAll || e.isForAll); err != nil {
-		return err
+// announce tells ADD of new namespaces, whose pods wait from now on, also while other objects are not known yet.
+func (e *enforcer) announce(cluster policies.Cluster) error {
+	told := slices.Clone(e.namespaces)
+	for _, policy := range cluster.Policies {
+		told = append(told, policy.Namespace)
 	}
+	return e.tell(told, e.isForAll || len(cluster.ClusterPolicies) > 0)
+}
+
+// apply last tells ADD no longer of former namespaces.
+func (e *enforcer) apply(state *policies.State, hasAllPods bool) error {
 	if e.have == nil {
 		have, err := e.host.LookAtPolicies()
 		if err != nil {

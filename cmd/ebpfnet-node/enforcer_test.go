@@ -204,13 +204,7 @@ func TestEnforcer(t *testing.T) {
 	api.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, podObject("web", "this", 1, "web"), podObject("a", "other", 2, "a"))
 	e := startEnforcer(t, api)
 	watches := func(what string, want ...string) { t.Helper(); e.watches(what, want...) }
-	e.await("no policy", func() string {
-		told, err := nodestate.ReadPolicies(e.state)
-		if err != nil || told == nil || !told.IsOpen("shop", time.Now()) || !e.isReady.Load() {
-			return fmt.Sprint(told, err)
-		}
-		return ""
-	})
+	e.isOpen("no policy", "shop", true)
 	watches("no policy", policiesPath)
 
 	api.Set(policyObject("closed"))
@@ -272,6 +266,32 @@ func TestEnforcer(t *testing.T) {
 	if _, bad := api.Requests(); len(bad) > 0 {
 		t.Errorf("requests: %v", bad)
 	}
+}
+
+// TestFirstPolicy tells ADD of a namespace's first policy before the pods are listed.
+func TestFirstPolicy(t *testing.T) {
+	api := apitest.New()
+	api.Set(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, podObject("web", "this", 1, "web"), podObject("a", "other", 2, "a"))
+	e := startEnforcer(t, api)
+	e.isOpen("no policy", "shop", true)
+	release := api.Stall("/api/v1/pods")
+	api.Set(policyObject("open", "a"))
+	e.isOpen("a policy", "shop", false)
+	e.isOpen("a policy of another namespace", "other", true)
+	release()
+	e.admits("pods listed", "web", "2")
+}
+
+// isOpen waits until new pods of a namespace start without rules, or do not.
+func (e *enforcing) isOpen(what, namespace string, want bool) {
+	e.Helper()
+	e.await(what, func() string {
+		told, err := nodestate.ReadPolicies(e.state)
+		if err != nil || told == nil || told.IsOpen(namespace, time.Now()) != want || !e.isReady.Load() {
+			return fmt.Sprint(told, err)
+		}
+		return ""
+	})
 }
 
 // watches waits until exactly these watches are under way, beside that of the CRD.

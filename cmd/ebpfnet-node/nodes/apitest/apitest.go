@@ -80,6 +80,7 @@ type Server struct {
 	expired  int                          // the version of that
 	objects  map[string]map[string]Object // by path and name
 	watches  map[*watch]struct{}
+	stalled  map[string]chan struct{} // by path
 	requests []string
 	bad      []string
 }
@@ -100,7 +101,8 @@ type change struct {
 
 // New returns a server without objects.
 func New() *Server {
-	s := &Server{streams: true, scheme: runtime.NewScheme(), version: 100, objects: map[string]map[string]Object{}, watches: map[*watch]struct{}{}}
+	s := &Server{streams: true, scheme: runtime.NewScheme(), version: 100, objects: map[string]map[string]Object{}, watches: map[*watch]struct{}{},
+		stalled: map[string]chan struct{}{}}
 	for path := range kinds {
 		s.objects[path] = map[string]Object{}
 	}
@@ -115,6 +117,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	initial := query.Get("sendInitialEvents") == "true"
 	selector, err := fields.ParseSelector(query.Get("fieldSelector"))
+	s.await(r)
 	switch down, streams := s.record(r); {
 	case down || err != nil || kinds[r.URL.Path].none == nil:
 		s.refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
@@ -124,6 +127,33 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	default:
 		s.watch(w, r, selector, initial)
+	}
+}
+
+// await returns when requests of the path do not stall, or the client is gone.
+func (s *Server) await(r *http.Request) {
+	s.mu.Lock()
+	stalled := s.stalled[r.URL.Path]
+	s.mu.Unlock()
+	if stalled != nil {
+		select {
+		case <-stalled:
+		case <-r.Context().Done():
+		}
+	}
+}
+
+// Stall has new requests of a path get no answer until release is called.
+func (s *Server) Stall(path string) (release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stalled := make(chan struct{})
+	s.stalled[path] = stalled
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.stalled, path)
+		close(stalled)
 	}
 }
 
