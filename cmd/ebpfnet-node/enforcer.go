@@ -62,6 +62,9 @@ type enforcer struct {
 
 var errPending = errors.New("the API server has not listed what NetworkPolicies need yet")
 
+// errSilent means that pods of all namespaces wait, or are about to.
+var errSilent = errors.New("the API server does not say any more which namespaces have policies")
+
 // run enforces until ctx is done. Each minute it looks at the datapath again.
 func (e *enforcer) run(ctx context.Context) {
 	ticker := time.NewTicker(interval)
@@ -119,12 +122,16 @@ func (e *enforcer) settle() {
 	}
 }
 
-// explain adds why the API server does not answer.
+// explain adds why the API server does not answer. If it has not for long, that is an error.
 func (e *enforcer) explain(err error) error {
+	refusal := e.source.Err()
+	if err == nil && refusal != nil && time.Since(e.written) > nodestate.Silence {
+		err = errSilent
+	}
 	if err == nil {
 		return nil
 	}
-	if refusal := e.source.Err(); refusal != nil {
+	if refusal != nil {
 		err = fmt.Errorf("%w: %w", err, refusal)
 	}
 	return fmt.Errorf("NetworkPolicy: %w", err)
@@ -226,11 +233,12 @@ func (e *enforcer) change(changes *policies.Changes) error {
 }
 
 // tell writes which namespaces have policies, and whether new ones have. It renews the file each minute, from which ADD knows
-// that the agent runs.
+// that the agent runs, and hears of new policies.
 func (e *enforcer) tell(namespaces []string, isForAll bool) error {
 	slices.Sort(namespaces)
 	namespaces = slices.Compact(namespaces)
-	if slices.Equal(namespaces, e.namespaces) && isForAll == e.isForAll && time.Since(e.written) < interval && !e.written.IsZero() {
+	isTold := slices.Equal(namespaces, e.namespaces) && isForAll == e.isForAll && !e.written.IsZero()
+	if isTold && (time.Since(e.written) < interval || e.source.Err() != nil) {
 		return nil
 	}
 	now := time.Now()

@@ -294,6 +294,37 @@ func (e *enforcing) isOpen(what, namespace string, want bool) {
 	})
 }
 
+// refusing is the objects of an API server that refuses.
+type refusing struct{ policySource }
+
+func (refusing) Err() error { return errors.New("connection refused") }
+
+// TestSilentServer renews the file for ADD only while the agent would hear of new policies, and says so.
+func TestSilentServer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.json")
+	e := &enforcer{source: refusing{}, state: path, grace: time.Hour}
+	tell := func(namespaces ...string) (until time.Time) {
+		err := e.tell(namespaces, false)
+		told, errRead := nodestate.ReadPolicies(path)
+		if err := errors.Join(err, errRead); err != nil {
+			t.Fatal(err)
+		}
+		return told.Until
+	}
+	first := tell("shop")
+	e.written = e.written.Add(-2 * interval)
+	if second := tell("shop"); !second.Equal(first) || e.explain(nil) != nil {
+		t.Errorf("after two minutes: got %v and %v, want %v", second, e.explain(nil), first)
+	}
+	e.written = e.written.Add(-nodestate.Silence)
+	if err := e.explain(nil); !errors.Is(err, errSilent) || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("after five minutes: got %v", err)
+	}
+	if third := tell("bar", "shop"); !third.After(first) {
+		t.Errorf("another namespace: got %v, want it after %v", third, first)
+	}
+}
+
 // watches waits until exactly these watches are under way, beside that of the CRD.
 func (e *enforcing) watches(what string, want ...string) {
 	e.Helper()
