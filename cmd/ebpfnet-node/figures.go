@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"strings"
 	"sync"
 
@@ -22,7 +23,7 @@ type figures struct {
 }
 
 type deniedBy struct {
-	policy    string // namespace/name
+	policy    string // namespace/name, or a ClusterNetworkPolicy's name
 	direction int
 }
 
@@ -48,22 +49,31 @@ func newFigures(host policyTarget) *figures {
 	}
 }
 
-// set notes what the datapath has.
+// set notes what the datapath has, and forgets the counts of policies that isolate no pod any more: users can make any number.
 func (f *figures) set(have *policies.Present) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.have = have
+	isIsolating := map[deniedBy]bool{}
+	for _, rules := range have.Pods {
+		for direction := range rules.Sets {
+			for _, policy := range rules.Isolating(direction) {
+				isIsolating[deniedBy{policy, direction}] = true
+			}
+		}
+	}
+	maps.DeleteFunc(f.denied, func(by deniedBy, _ float64) bool { return !isIsolating[by] })
 }
 
 // count adds the packets since the last call to the policies of their pods. Counters that cannot be read wait for the next
 // call.
 func (f *figures) count() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	now, err := f.host.Denials()
 	if err != nil {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	for at, packets := range now {
 		rules := f.have.Pods[at.Pod]
 		if since := packets - min(f.before[at], packets); rules != nil && since > 0 && f.before != nil {
@@ -105,7 +115,10 @@ func (f *figures) Collect(to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstMetric(ruleSets, prometheus.GaugeValue, float64(len(sets)))
 	to <- prometheus.MustNewConstMetric(classes, prometheus.GaugeValue, float64(len(f.have.Selectors)))
 	for by, packets := range f.denied {
-		namespace, name, _ := strings.Cut(by.policy, "/")
+		namespace, name, isNamespaced := strings.Cut(by.policy, "/")
+		if !isNamespaced {
+			namespace, name = "", by.policy
+		}
 		to <- prometheus.MustNewConstMetric(denied, prometheus.CounterValue, packets, namespace, name, [...]string{"ingress", "egress"}[by.direction])
 	}
 }
