@@ -23,7 +23,8 @@ type named struct {
 }
 
 // limitTerms returns the policies that select pods of this node. Those that name too many pods are replaced by ones without
-// rules, also in own. The others come first, so no namespace can use up what others need.
+// rules, also in own. Namespaces that name few come first, so none can use up what others need, with whatever number of policies.
+// Administrators write those of no namespace.
 func limitTerms(own map[*Pod][]*parsed, state *State) (local []*parsed) {
 	replaced := map[*parsed]*parsed{}
 	for _, policies := range own {
@@ -31,8 +32,14 @@ func limitTerms(own map[*Pod][]*parsed, state *State) (local []*parsed) {
 			replaced[p] = p
 		}
 	}
+	sums := map[string]int{} // by namespace
+	for p := range replaced {
+		if p.tier == namespaceTier {
+			sums[p.namespace] += p.size()
+		}
+	}
 	sorted := slices.SortedFunc(maps.Keys(replaced), func(a, b *parsed) int {
-		return cmp.Or(cmp.Compare(a.size(), b.size()), compareTiers(a, b))
+		return cmp.Or(cmp.Compare(sums[a.namespace], sums[b.namespace]), cmp.Compare(a.size(), b.size()), compareTiers(a, b))
 	})
 	all := map[named]bool{}
 	for _, p := range sorted {
@@ -103,10 +110,24 @@ func (p *parsed) nameTerms(all map[named]bool) bool {
 	return true
 }
 
-// limitEntries replaces rules that do not fit by ones that admit only the node. Pods with few rules come first.
+// limitEntries replaces rules that do not fit by ones that admit only the node. Namespaces with few, and in these pods with few,
+// come first.
 func limitEntries(own map[*Pod][]*parsed, state *State) {
+	type namespaced struct {
+		namespace string
+		rules     *Rules
+	}
+	distinct, sums := map[namespaced]bool{}, map[string]int{}
+	for pod := range own {
+		its := namespaced{pod.Namespace, state.Pods[pod.UID]}
+		if !distinct[its] {
+			distinct[its] = true
+			sums[pod.Namespace] += its.rules.entries
+		}
+	}
 	pods := slices.SortedFunc(maps.Keys(own), func(a, b *Pod) int {
-		return cmp.Or(cmp.Compare(state.Pods[a.UID].entries, state.Pods[b.UID].entries), cmp.Compare(a.UID, b.UID))
+		return cmp.Or(cmp.Compare(sums[a.Namespace], sums[b.Namespace]),
+			cmp.Compare(state.Pods[a.UID].entries, state.Pods[b.UID].entries), cmp.Compare(a.UID, b.UID))
 	})
 	all, fitting := 0, map[*Rules]*Rules{}
 	for _, pod := range pods {

@@ -68,6 +68,12 @@ func TestHostile(t *testing.T) {
 		policy.Name, policy.Spec.PodSelector.MatchLabels = name, map[string]string{"app": "web"}
 		names = append(names, policy)
 	}
+	var small []*networkingv1.NetworkPolicy // the other namespace's policy is larger
+	for i := range 200 {
+		policy := hostile(25, func(j int) networkingv1.NetworkPolicyIngressRule { return fromPods("In", 25*i+j) })[0]
+		policy.Name = fmt.Sprintf("h%03d", i)
+		small = append(small, policy)
+	}
 	for name, test := range map[string]struct {
 		policies []*networkingv1.NetworkPolicy
 		admits   string
@@ -81,6 +87,7 @@ func TestHostile(t *testing.T) {
 		"too many exceptions":           {hostile(1, func(int) networkingv1.NetworkPolicyIngressRule { return fromBlock("10.0.0.0/8", exceptions...) }), "", "too many"},
 		"many labels":                   {hostile(4000, func(i int) networkingv1.NetworkPolicyIngressRule { return fromPods("In", i) }), "crowd", ""},
 		"too many labels":               {hostile(10000, func(i int) networkingv1.NetworkPolicyIngressRule { return fromPods("In", i) }), "", "over 4096 sets of pods"},
+		"too many small policies":       {small, "crowd", "over 4096 sets of pods"},
 		"too many combinations":         {hostile(4000, func(i int) networkingv1.NetworkPolicyIngressRule { return fromPods("NotIn", i) }), "", "too many combinations"},
 		"exceptions of another family":  {hostile(1, func(int) networkingv1.NetworkPolicyIngressRule { return fromBlock("10.0.0.0/30", "fd00::/8") }), "x/a:all|none x/b:all|none", ""},
 		"mapped prefixes":               {hostile(10000, func(int) networkingv1.NetworkPolicyIngressRule { return fromBlock("::ffff:10.0.0.0/104") }), "", "9996 more peers or ports are invalid"},
@@ -91,6 +98,9 @@ func TestHostile(t *testing.T) {
 			pods[1].Namespace, pods[4].Namespace = "x", "z"
 			other := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "o", Name: "other"}}
 			other.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}}}}
+			for i := range 30 {
+				other.Spec.Ingress = append(other.Spec.Ingress, fromPods("In", 20_000+i))
+			}
 			pods = append(pods, &Pod{UID: "o/other", Namespace: "o", Name: "other", Node: "this", Addresses: []netip.Addr{netip.MustParseAddr("10.2.0.1")}})
 			cluster := clusterOf(t, pods)
 			cluster.Policies = append(test.policies, other)
@@ -123,14 +133,18 @@ func TestLimitEntries(t *testing.T) {
 	for uid, r := range map[string]*Rules{"small": rules(1), "half": half, "same": half, "half too": rules(maxAllEntries / 2), "large": rules(maxAllEntries)} {
 		own[&Pod{UID: uid, Name: uid}], state.Pods[uid] = nil, r
 	}
+	for i := range 9 { // smaller ones, of a namespace that has more of them
+		uid := fmt.Sprint("crowd", i)
+		own[&Pod{UID: uid, Name: uid, Namespace: "x"}], state.Pods[uid] = nil, rules(maxAllEntries/2-i-9)
+	}
 	limitEntries(own, state)
-	for uid, want := range map[string]bool{"small": true, "half": true, "same": true, "half too": false, "large": false} {
+	for uid, want := range map[string]bool{"small": true, "half": true, "same": true, "half too": false, "large": false, "crowd0": false} {
 		got := state.Pods[uid]
 		if got.isFull == want || got.Sets[ingress] == nil || got.Sets[ingress].Host == want || got.Sets[egress] != nil {
 			t.Errorf("%s: got %+v, want all its rules: %t", uid, got, want)
 		}
 	}
-	if len(state.Warnings) != 2 {
+	if len(state.Warnings) != 10 {
 		t.Errorf("got warnings %q, want one for each pod that is closed", state.Warnings)
 	}
 }
