@@ -119,14 +119,17 @@ func (c *Compiler) Compile(cluster Cluster) *State {
 		c.findRanges()
 	}
 	c.classify(terms, state)
+	used := map[*Rules]bool{}
 	for pod, policies := range own {
-		state.Pods[pod.UID], state.Names[pod.UID] = c.rulesOf(pod, policies), pod.Namespace+"/"+pod.Name
+		rules := c.rulesOf(pod, policies)
+		state.Pods[pod.UID], state.Names[pod.UID], used[rules] = rules, pod.Namespace+"/"+pod.Name, true
 		for _, addr := range pod.Addresses {
 			if c.holders[addr][0] == pod {
 				state.Own[addr] = pod.UID
 			}
 		}
 	}
+	maps.DeleteFunc(c.rules, func(_ string, rules *Rules) bool { return !used[rules] })
 	limitEntries(own, state)
 	state.Selectors = c.classes.selectors(terms)
 	slices.Sort(state.Warnings)
@@ -349,10 +352,12 @@ func (c *Compiler) Update(events []Event) (changed map[netip.Addr]uint32, isAll 
 // rulesOf compiles the policies of a pod.
 func (c *Compiler) rulesOf(pod *Pod, policies []*parsed) *Rules {
 	var text strings.Builder
+	named := map[portName]bool{}
 	for _, p := range policies {
 		fmt.Fprintf(&text, "%q/%q %t\n", p.namespace, p.name, p.isRefused)
+		p.addNamed(named)
 	}
-	for _, port := range pod.Ports {
+	for _, port := range pod.portsNamed(named) {
 		fmt.Fprintf(&text, "%q %v %d\n", port.Name, port.Protocol, port.Port)
 	}
 	isAudit := c.modes[pod.Namespace] == auditMode

@@ -281,6 +281,20 @@ func TestManyClasses(t *testing.T) {
 	}
 }
 
+// TestManyPorts has pods whose ports change. The rules of former pods are forgotten, and ports that no policy names make no others.
+func TestManyPorts(t *testing.T) {
+	c, pods := &Compiler{Node: "this"}, peersOf()
+	cluster := clusterOf(t, pods, "{podSelector: {}, ingress: [{ports: [{port: http}]}]}")
+	for i := range 300 {
+		pods[0].Ports = []NamedPort{{"http", maps.TCP, uint16(i + 1)}, {fmt.Sprint("unused", i), maps.TCP, 80}}
+		pods[1].Ports = []NamedPort{{"http", maps.UDP, 9}, {"http", maps.TCP, uint16(i + 1)}}
+		state := c.Compile(cluster)
+		if web, a := state.Pods["x/web"], state.Pods["x/a"]; web != a || len(c.rules) != 1 {
+			t.Fatalf("round %d: the compiler keeps %d rules, equal ones: %t; want the same one for two pods", i, len(c.rules), web == a)
+		}
+	}
+}
+
 // TestTooMany closes a pod whose policies do not fit, and says so once.
 func TestTooMany(t *testing.T) {
 	var rules []string

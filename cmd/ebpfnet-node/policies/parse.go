@@ -43,6 +43,17 @@ func (p *parsed) selects(pod *Pod, namespace labels.Set) bool {
 	return namespace != nil && p.namespaces.Matches(namespace) && p.selector.Matches(pod.Labels)
 }
 
+// addNamed adds the names of ports that the policy's rules have.
+func (p *parsed) addNamed(named map[portName]bool) {
+	for _, rules := range p.rules {
+		for i := range rules {
+			for _, name := range rules[i].named {
+				named[name] = true
+			}
+		}
+	}
+}
+
 const (
 	ingress = 0
 	egress  = 1
