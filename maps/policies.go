@@ -96,37 +96,37 @@ type OwnPolicy struct {
 	Ingress, Egress *RuleSet
 }
 
-// putPolicies is PutPolicy for several owners. An entry that is new has the flag, or 0.
+// putPolicies is PutPolicy for several owners; one that does not fit stops no other. An entry that is new has the flag, or 0.
 func (s *Store) putPolicies(wanted []OwnPolicy, flag bpf.PolicyChecks) (indexes map[loader.Owner]PolicyIndex, err error) {
 	all, err := mapPolicies(s.dp)
 	if err != nil {
 		return nil, err
 	}
 	indexes = map[loader.Owner]PolicyIndex{}
-	written := map[*RuleSet]RuleSetRef{} // owners share them
+	refs, errs := map[*RuleSet]RuleSetRef{nil: 0}, map[*RuleSet]error{} // owners share them
+	var errFull error
 	for _, policy := range wanted {
 		index, entry := all.find(policy.Owner)
 		if entry == nil {
-			return indexes, fmt.Errorf("%w: %d containers have rules", ErrFull, len(all)-1)
+			errFull = fmt.Errorf("%w: %d containers have rules", ErrFull, len(all)-1)
+			continue
 		}
-		refs := [2]RuleSetRef{}
-		for i, set := range []*RuleSet{policy.Ingress, policy.Egress} {
-			if set == nil {
-				continue
+		for _, set := range []*RuleSet{policy.Ingress, policy.Egress} {
+			if _, isKnown := refs[set]; !isKnown {
+				refs[set], errs[set] = s.putRuleSet(set)
 			}
-			if written[set] == 0 {
-				if written[set], err = s.putRuleSet(set); err != nil {
-					return indexes, err
-				}
-			}
-			refs[i] = written[set]
 		}
-		if all.set(entry, policy.Owner, refs, flag) {
+		if errors.Join(errs[policy.Ingress], errs[policy.Egress]) != nil {
+			continue
+		}
+		if all.set(entry, policy.Owner, [2]RuleSetRef{refs[policy.Ingress], refs[policy.Egress]}, flag) {
 			s.revoked, s.hasUnused = append(s.revoked, entry), true
 		}
 		indexes[policy.Owner] = index
 	}
-	return indexes, nil
+	err = errors.Join(append(slices.Collect(maps.Values(errs)), errFull)...)
+	s.hasUnused = s.hasUnused || err != nil // rule sets whose policy does not fit
+	return indexes, err
 }
 
 // set writes an entry, and reports whether the owner had other rule sets in it.

@@ -198,3 +198,43 @@ func TestRemovalOfRulesBreaksOff(t *testing.T) {
 		return err
 	})
 }
+
+// TestRulesWithoutRoom wants that a pod whose rules do not fit leaves nothing, and stops no other.
+func TestRulesWithoutRoom(t *testing.T) {
+	h := newHost(t)
+	h.pod(t, "c1", dual("1.1.0")).add(t)
+	rules := func(class uint32) *maps.RuleSet {
+		return &maps.RuleSet{Rules: []maps.Rule{{Kind: maps.ClassPeer, Peer: class, Last: 65535}}}
+	}
+	h.withDatapath(t, func(dp *loader.Datapath) error {
+		want := func(what string, pods []maps.OwnPolicy, fitting loader.Owner, ruleSets int) {
+			t.Helper()
+			var indexes map[loader.Owner]maps.PolicyIndex
+			err := maps.With(testenv.Context(t), dp, func(store *maps.Store) (err error) {
+				indexes, err = store.PutPodPolicies(pods)
+				return err
+			})
+			if !errors.Is(err, maps.ErrFull) || indexes[fitting] == 0 {
+				t.Errorf("%s: got policies %v (%v), want one of pod %d", what, indexes, err, fitting)
+			}
+			counts, err := maps.Count(dp, bpf.MapRuleSets, bpf.MapPolicyRules)
+			if err != nil || counts[bpf.MapRuleSets] != ruleSets || counts[bpf.MapPolicyRules] != ruleSets {
+				t.Errorf("%s: got %v (%v), want %d rule sets of one rule", what, counts, err, ruleSets)
+			}
+		}
+		testenv.Must(t, dp.OpenOnDemand(bpf.MapPolicies, bpf.MapRuleSets, bpf.MapPolicyRules))
+		const unused = 1 << 24 // rule sets of a killed process
+		for id := uint32(unused); dp.RuleSets.Put(id, &bpf.RuleSet{}) == nil; id++ {
+		}
+		testenv.Must(t, dp.RuleSets.Delete(uint32(unused)))
+		want("one rule set fits", []maps.OwnPolicy{{Owner: 1, Ingress: rules(1), Egress: rules(2)}, {Owner: 2}}, 2, 0)
+
+		crowd := []maps.OwnPolicy{}
+		for i := range dp.Policies.MaxEntries() {
+			crowd = append(crowd, maps.OwnPolicy{Owner: loader.Owner(i + 2)})
+		}
+		want("too many pods", crowd, 2, 0)
+		want("no more pods", []maps.OwnPolicy{{Owner: 1, Ingress: rules(1)}, {Owner: 2, Ingress: rules(2)}}, 2, 1)
+		return nil
+	})
+}

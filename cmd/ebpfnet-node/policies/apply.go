@@ -17,16 +17,17 @@ func Look(dp *loader.Datapath) (*Present, error) {
 	return &Present{Classes: classes}, err
 }
 
-// Apply makes the changes. Its warning says why connections that pods had before their rules may end. If there are too many
-// classes, it makes the other changes: rules do not admit an address without a class.
+// Apply makes the changes. Its warning says why connections that pods had before their rules may end. If a map is full, it makes
+// the other changes: rules do not admit an address without a class, and a pod keeps its former rules.
 func (c *Changes) Apply(dp *loader.Datapath, store *ebpfmaps.Store) (warning, err error) {
 	errFull := store.SetPeerClasses(c.Additions)
 	if errFull != nil && !errors.Is(errFull, ebpfmaps.ErrFull) {
 		return nil, errFull
 	}
 	if c.SeesDevices {
-		if warning, err = c.applyPolicies(dp, store); err != nil {
-			return warning, err
+		warning, err = c.applyPolicies(dp, store)
+		if errFull = errors.Join(errFull, err); err != nil && !errors.Is(err, ebpfmaps.ErrFull) {
+			return warning, errFull
 		}
 	}
 	if err := store.SetPeerClasses(c.Others); err != nil {
@@ -36,13 +37,21 @@ func (c *Changes) Apply(dp *loader.Datapath, store *ebpfmaps.Store) (warning, er
 }
 
 func (c *Changes) applyPolicies(dp *loader.Datapath, store *ebpfmaps.Store) (warning, err error) {
+	keep := map[loader.Owner]bool{}
+	for owner := range c.Want.Pods {
+		keep[owner] = true
+	}
+	if err := store.FreePodPolicies(keep); err != nil { // of pods that are gone: others may need the room
+		return nil, err
+	}
 	_, isolated, err := c.devices(dp)
 	if err != nil {
 		return nil, err
 	}
 	warning = admitReplies(store, isolated)
-	if _, err := store.PutPodPolicies(c.Policies); err != nil {
-		return warning, err
+	_, errFull := store.PutPodPolicies(c.Policies)
+	if errFull != nil && !errors.Is(errFull, ebpfmaps.ErrFull) {
+		return warning, errFull
 	}
 	moved, _, err := c.devices(dp)
 	if err != nil {
@@ -54,11 +63,8 @@ func (c *Changes) applyPolicies(dp *loader.Datapath, store *ebpfmaps.Store) (war
 		}
 	}
 	warning = errors.Join(warning, admitReplies(store, isolated)) // that are new since
-	keep := map[loader.Owner]bool{}
-	for owner := range c.Want.Pods {
-		keep[owner] = true
-	}
-	return warning, store.FreePodPolicies(keep)
+	errFree := store.FreePodPolicies(keep)                        // that devices have left
+	return warning, errors.Join(errFull, errFree)
 }
 
 func (c *Changes) devices(dp *loader.Datapath) (moved, isolated []ebpfmaps.Device, err error) {

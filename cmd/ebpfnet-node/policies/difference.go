@@ -204,7 +204,9 @@ func devicesOf(devices []ebpfmaps.Device, policies []ebpfmaps.Policy, want *Pres
 		}
 		index := device.Policy
 		if rules := want.Pods[pod]; rules != nil && pod != 0 {
-			index = byOwner[pod]
+			if own := byOwner[pod]; own != 0 { // 0: there is no room for it
+				index = own
+			}
 			if rules.isolates(before) {
 				isolated = append(isolated, device)
 			}

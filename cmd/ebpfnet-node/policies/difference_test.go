@@ -25,6 +25,7 @@ func TestDevicesOf(t *testing.T) {
 		"another's rules":            {maps.Device{Container: maps.Container(b), IsPod: true, Policy: 2}, map[loader.Owner]*Rules{a: isolating, b: isolating}, 3, true},
 		"isolated before":            {maps.Device{Container: maps.Container(b), IsPod: true, Policy: 3}, map[loader.Owner]*Rules{b: isolating}, 3, false},
 		"no policy any more":         {maps.Device{Container: maps.Container(b), IsPod: true, Policy: 3}, nil, 1, false},
+		"no room":                    {maps.Device{Container: maps.Container(maps.PodToken("c")), IsPod: true, Policy: 1}, map[loader.Owner]*Rules{maps.PodToken("c"): isolating}, 1, true},
 		"of an older plugin":         {maps.Device{Container: 7}, map[loader.Owner]*Rules{a: isolating}, 2, true},
 		"of an older plugin, by ADD": {maps.Device{Container: 7, Policy: 3}, map[loader.Owner]*Rules{a: isolating, b: isolating}, 3, false},
 	} {
