@@ -115,12 +115,14 @@ func (h *policyHost) ApplyPolicies(changes *policies.Changes) (warning, err erro
 				return nil, err
 			}
 		}
+		before := changes.Prepare(h.open)
 		err = maps.With(ctx, h.open, func(store *maps.Store) (err error) {
 			if isDone = h.open.IsCurrent(); isDone {
 				warning, err = changes.Apply(h.open, store)
 			}
 			return err
 		})
+		warning = errors.Join(before, warning)
 		if !isDone || err != nil {
 			h.close()
 		}

@@ -170,8 +170,8 @@ func (o *previewOptions) connections() ([]known, error) {
 // eachLive adds the connections that conntrack knows, as the rules see them, and others that the datapath translates. Who
 // has opened those that bypass conntrack otherwise is not known.
 func eachLive(attachments []*admin.Attachment, add addConnection) error {
-	tracked, err := rtnl.TrackedConnections()
-	if err != nil {
+	var tracked []rtnl.Tracked
+	if err := rtnl.TrackedConnections(func(t rtnl.Tracked) { tracked = append(tracked, t) }); err != nil {
 		return err
 	}
 	seen := map[[2]netip.AddrPort]bool{} // in both directions

@@ -2,12 +2,12 @@ package rtnl
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
+	"slices"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -76,27 +76,57 @@ type Tracked struct {
 	Opener, Asked, Server, Client netip.AddrPort
 }
 
-// TrackedConnections lists the connections that conntrack knows in the calling thread's network namespace. It fails if the
-// kernel lacks conntrack's netlink (nf_conntrack_netlink).
-func TrackedConnections() (list []Tracked, err error) {
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
-		if err != nil {
-			return nil, fmt.Errorf("list conntrack's connections: %w", explain(err))
-		}
-		for _, flow := range flows {
-			sent, reply := flow.Forward, flow.Reverse
-			if sent.Protocol == unix.IPPROTO_TCP || sent.Protocol == unix.IPPROTO_UDP {
-				list = append(list, Tracked{sent.Protocol,
-					sideOf(sent.SrcIP, sent.SrcPort), sideOf(sent.DstIP, sent.DstPort),
-					sideOf(reply.SrcIP, reply.SrcPort), sideOf(reply.DstIP, reply.DstPort)})
+// TrackedConnections calls use with each connection that conntrack knows in the calling thread's network namespace: there may be
+// too many for a list. It fails if the kernel lacks conntrack's netlink (nf_conntrack_netlink).
+func TrackedConnections(use func(Tracked)) error {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
+		request.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+		err := request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+			if tracked, ok := trackedOf(message[nl.SizeofNfgenmsg:]); ok {
+				use(tracked)
 			}
+			return true
+		})
+		if err != nil {
+			return fmt.Errorf("list conntrack's connections: %w", explain(err))
 		}
 	}
-	return list, nil
+	return nil
 }
 
-func sideOf(ip net.IP, port uint16) netip.AddrPort {
-	addr, _ := netip.AddrFromSlice(ip)
-	return netip.AddrPortFrom(addr.Unmap(), port)
+// trackedOf returns an entry, and whether it is one of TCP or UDP.
+func trackedOf(entry []byte) (t Tracked, ok bool) {
+	attributes := attributesOf(entry)
+	t.Protocol, t.Opener, t.Asked = tupleOf(attributes[nl.CTA_TUPLE_ORIG])
+	_, t.Server, t.Client = tupleOf(attributes[nl.CTA_TUPLE_REPLY])
+	return t, t.Protocol == unix.IPPROTO_TCP || t.Protocol == unix.IPPROTO_UDP
+}
+
+// tupleOf returns zeros for what is missing.
+func tupleOf(tuple []byte) (protocol uint8, source, destination netip.AddrPort) {
+	parts := attributesOf(tuple)
+	ip, proto := attributesOf(parts[nl.CTA_TUPLE_IP]), attributesOf(parts[nl.CTA_TUPLE_PROTO])
+	side := func(addr4, addr6, port []byte) netip.AddrPort {
+		addr, _ := netip.AddrFromSlice(slices.Concat(addr4, addr6))
+		return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(append(port, 0, 0)))
+	}
+	source = side(ip[nl.CTA_IP_V4_SRC], ip[nl.CTA_IP_V6_SRC], proto[nl.CTA_PROTO_SRC_PORT])
+	destination = side(ip[nl.CTA_IP_V4_DST], ip[nl.CTA_IP_V6_DST], proto[nl.CTA_PROTO_DST_PORT])
+	return append(proto[nl.CTA_PROTO_NUM], 0)[0], source, destination
+}
+
+// attributesOf returns the values of the attributes of the first few types.
+func attributesOf(nested []byte) (values [8][]byte) {
+	for len(nested) >= unix.SizeofNlAttr {
+		size := int(binary.NativeEndian.Uint16(nested))
+		if size < unix.SizeofNlAttr || size > len(nested) {
+			break
+		}
+		if kind := binary.NativeEndian.Uint16(nested[2:]) & nl.NLA_TYPE_MASK; int(kind) < len(values) {
+			values[kind] = slices.Clip(nested[unix.SizeofNlAttr:size])
+		}
+		nested = nested[min(len(nested), (size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
+	}
+	return values
 }

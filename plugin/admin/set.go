@@ -200,13 +200,12 @@ func (o *Host) admitReplies(store *maps.Store, device maps.Device) error {
 // correctOpeners moves connections that conntrack knows to be opened from outside: a server that has closed its listener looks
 // like a client. Without conntrack, or where connections bypass it, that is not known.
 func correctOpeners(opened, accepted []namespace.Connection) (stillOpened, nowAccepted []namespace.Connection) {
-	tracked, err := rtnl.TrackedConnections()
+	isAccepted := map[namespace.Connection]bool{}
+	err := rtnl.TrackedConnections(func(t rtnl.Tracked) {
+		isAccepted[namespace.Connection{Protocol: t.Protocol, Local: t.Server, Remote: t.Client}] = true
+	})
 	if err != nil {
 		return opened, accepted
-	}
-	isAccepted := map[namespace.Connection]bool{}
-	for _, t := range tracked {
-		isAccepted[namespace.Connection{Protocol: t.Protocol, Local: t.Server, Remote: t.Client}] = true
 	}
 	for _, c := range opened {
 		if isAccepted[c] {

@@ -29,7 +29,7 @@ func TestFullPolicies(t *testing.T) {
 	testenv.Must(t, dp.OpenOnDemand(bpf.MapPolicies))
 	with := func(change func(*maps.Store) error) error { return maps.With(testenv.Context(t), dp, change) }
 
-	device := maps.Device{IfIndex: 9, Owner: 1, Container: maps.Container(maps.PodToken("web")), IsPod: true, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
+	device := maps.Device{IfIndex: 9, Owner: 1, Container: maps.Container(maps.PodToken("web")), IsPod: true, MAC: make(net.HardwareAddr, 6)}
 	gone := make([]maps.OwnPolicy, dp.Policies.MaxEntries())
 	for i := range gone {
 		gone[i].Owner = loader.Owner(i + 2)
@@ -42,9 +42,9 @@ func TestFullPolicies(t *testing.T) {
 		t.Fatalf("got %v, want %v", err, maps.ErrFull)
 	}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "web"}, Spec: corev1.PodSpec{NodeName: "this"}}
-	state := (&policies.Compiler{Node: "this"}).Compile(policies.Cluster{
-		Pods: []*policies.Pod{policies.PodOf(pod)}, Policies: []*networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "closed"}}},
-	})
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "closed"}}
+	cluster := policies.Cluster{Pods: []*policies.Pod{policies.PodOf(pod)}, Policies: []*networkingv1.NetworkPolicy{policy}}
+	state := (&policies.Compiler{Node: "this"}).Compile(cluster)
 	testenv.Must(t, with(func(store *maps.Store) error {
 		have, err := policies.Look(dp)
 		testenv.Must(t, err)

@@ -17,6 +17,18 @@ func Look(dp *loader.Datapath) (*Present, error) {
 	return &Present{Classes: classes}, err
 }
 
+// Prepare reads what Apply needs of conntrack without the datapath's lock: where there are many connections, that takes long.
+func (c *Changes) Prepare(dp *loader.Datapath) (warning error) {
+	if !c.SeesDevices {
+		return nil
+	}
+	_, isolated, err := c.devices(dp)
+	if err == nil {
+		c.had, err = connectionsOf(isolated)
+	}
+	return err
+}
+
 // Apply makes the changes. Its warning says why connections that pods had before their rules may end. If a map is full, it makes
 // the other changes: rules do not admit an address without a class, and a pod keeps its former rules.
 func (c *Changes) Apply(dp *loader.Datapath, store *ebpfmaps.Store) (warning, err error) {
@@ -48,7 +60,7 @@ func (c *Changes) applyPolicies(dp *loader.Datapath, store *ebpfmaps.Store) (war
 	if err != nil {
 		return nil, err
 	}
-	warning = admitReplies(store, isolated)
+	warning = c.had.admitReplies(store, isolated)
 	_, errFull := store.PutPodPolicies(c.Policies)
 	if errFull != nil && !errors.Is(errFull, ebpfmaps.ErrFull) {
 		return warning, errFull
@@ -62,8 +74,9 @@ func (c *Changes) applyPolicies(dp *loader.Datapath, store *ebpfmaps.Store) (war
 			return warning, err
 		}
 	}
-	warning = errors.Join(warning, admitReplies(store, isolated)) // that are new since
-	errFree := store.FreePodPolicies(keep)                        // that devices have left
+	now, errNow := connectionsOf(isolated)
+	warning = errors.Join(warning, errNow, now.admitReplies(store, isolated)) // that are new since
+	errFree := store.FreePodPolicies(keep)                                    // that devices have left
 	return warning, errors.Join(errFull, errFree)
 }
 
@@ -77,34 +90,44 @@ func (c *Changes) devices(dp *loader.Datapath) (moved, isolated []ebpfmaps.Devic
 	return moved, isolated, nil
 }
 
-// admitReplies lets the connections of pods continue that their rules admit, when a direction of them becomes isolated.
-// Connections that bypass conntrack cannot be seen.
-func admitReplies(store *ebpfmaps.Store, devices []ebpfmaps.Device) error {
+// connections are those that containers have, by the container's address.
+type connections struct {
+	opened, accepted map[netip.Addr][]ebpfmaps.Connection
+}
+
+// connectionsOf returns those that conntrack knows. Connections that bypass it cannot be seen.
+func connectionsOf(devices []ebpfmaps.Device) (c connections, err error) {
 	const most = 4096 // of a pod and direction
 
 	if len(devices) == 0 {
-		return nil
+		return c, nil
 	}
-	tracked, err := rtnl.TrackedConnections()
-	if err != nil {
-		return err
+	c = connections{map[netip.Addr][]ebpfmaps.Connection{}, map[netip.Addr][]ebpfmaps.Connection{}}
+	for _, device := range devices {
+		for _, addr := range []netip.Addr{device.Addr4, device.Addr6} {
+			c.opened[addr], c.accepted[addr] = nil, nil
+		}
 	}
-	opened, accepted := map[netip.Addr][]ebpfmaps.Connection{}, map[netip.Addr][]ebpfmaps.Connection{}
-	for _, t := range tracked {
+	err = rtnl.TrackedConnections(func(t rtnl.Tracked) {
 		add := func(to map[netip.Addr][]ebpfmaps.Connection, local, remote netip.AddrPort) {
-			if list := to[local.Addr()]; len(list) < most {
+			if list, isOurs := to[local.Addr()]; isOurs && len(list) < most {
 				to[local.Addr()] = append(list, ebpfmaps.Connection{Protocol: ebpfmaps.Protocol(t.Protocol), Local: local, Remote: remote})
 			}
 		}
-		add(opened, t.Opener, t.Asked)
-		add(accepted, t.Server, t.Client)
-	}
+		add(c.opened, t.Opener, t.Asked)
+		add(c.accepted, t.Server, t.Client)
+	})
+	return c, err
+}
+
+// admitReplies lets the connections of pods continue that their rules admit, when a direction of them becomes isolated.
+func (c connections) admitReplies(store *ebpfmaps.Store, devices []ebpfmaps.Device) error {
 	var errs []error
 	for _, device := range devices {
 		for _, addr := range []netip.Addr{device.Addr4, device.Addr6} {
 			errs = append(errs,
-				store.AdmitReplies(device.Owner, ebpfmaps.OpenedByContainer, opened[addr]),
-				store.AdmitReplies(device.Owner, ebpfmaps.OpenedByRemote, accepted[addr]))
+				store.AdmitReplies(device.Owner, ebpfmaps.OpenedByContainer, c.opened[addr]),
+				store.AdmitReplies(device.Owner, ebpfmaps.OpenedByRemote, c.accepted[addr]))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -82,7 +82,8 @@ type Changes struct {
 	// SeesDevices says that a pod may have come, gone, or got its address: its device may need another policy.
 	SeesDevices bool
 
-	lost []uint32 // classes that an address had
+	lost []uint32    // classes that an address had
+	had  connections // of pods that a direction of becomes isolated
 }
 
 // IsEmpty reports whether the datapath has everything.

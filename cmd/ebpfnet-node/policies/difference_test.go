@@ -11,23 +11,30 @@ import (
 // TestDevicesOf has pods a and b, of which b may have an address that a's status still has.
 func TestDevicesOf(t *testing.T) {
 	addr := netip.MustParseAddr("10.0.0.1")
-	a, b, isolating := maps.PodToken("a"), maps.PodToken("b"), &Rules{Sets: [2]*maps.RuleSet{{Host: true}}}
-	policies := []maps.Policy{{Index: 1, Owner: 9, Egress: 1}, {Index: 2, Owner: a, IsPod: true}, {Index: 3, Owner: b, IsPod: true, Ingress: 1}}
+	a, b, c, isolating := maps.PodToken("a"), maps.PodToken("b"), maps.PodToken("c"), &Rules{Sets: [2]*maps.RuleSet{{Host: true}}}
+	type rules = map[loader.Owner]*Rules
+	ofA, ofB, ofC, both := rules{a: isolating}, rules{b: isolating}, rules{c: isolating}, rules{a: isolating, b: isolating}
+	device := func(pod loader.Owner, policy maps.PolicyIndex) maps.Device {
+		return maps.Device{Container: maps.Container(pod), IsPod: true, Policy: policy}
+	}
+	policies := []maps.Policy{
+		{Index: 1, Owner: 9, Egress: 1}, {Index: 2, Owner: a, IsPod: true}, {Index: 3, Owner: b, IsPod: true, Ingress: 1},
+	}
 	for name, test := range map[string]struct {
 		device      maps.Device
-		pods        map[loader.Owner]*Rules
+		pods        rules
 		policy      maps.PolicyIndex
 		isIsolating bool
 	}{
-		"the first policy":           {maps.Device{Container: maps.Container(a), IsPod: true, Policy: 1}, map[loader.Owner]*Rules{a: isolating}, 2, true},
-		"another pod's address":      {maps.Device{Container: maps.Container(b), IsPod: true}, map[loader.Owner]*Rules{a: isolating}, 0, false},
-		"another's, and its own":     {maps.Device{Container: maps.Container(b), IsPod: true}, map[loader.Owner]*Rules{a: isolating, b: isolating}, 3, true},
-		"another's rules":            {maps.Device{Container: maps.Container(b), IsPod: true, Policy: 2}, map[loader.Owner]*Rules{a: isolating, b: isolating}, 3, true},
-		"isolated before":            {maps.Device{Container: maps.Container(b), IsPod: true, Policy: 3}, map[loader.Owner]*Rules{b: isolating}, 3, false},
-		"no policy any more":         {maps.Device{Container: maps.Container(b), IsPod: true, Policy: 3}, nil, 1, false},
-		"no room":                    {maps.Device{Container: maps.Container(maps.PodToken("c")), IsPod: true, Policy: 1}, map[loader.Owner]*Rules{maps.PodToken("c"): isolating}, 1, true},
-		"of an older plugin":         {maps.Device{Container: 7}, map[loader.Owner]*Rules{a: isolating}, 2, true},
-		"of an older plugin, by ADD": {maps.Device{Container: 7, Policy: 3}, map[loader.Owner]*Rules{a: isolating, b: isolating}, 3, false},
+		"the first policy":           {device(a, 1), ofA, 2, true},
+		"another pod's address":      {device(b, 0), ofA, 0, false},
+		"another's, and its own":     {device(b, 0), both, 3, true},
+		"another's rules":            {device(b, 2), both, 3, true},
+		"isolated before":            {device(b, 3), ofB, 3, false},
+		"no policy any more":         {device(b, 3), nil, 1, false},
+		"no room":                    {device(c, 1), ofC, 1, true},
+		"of an older plugin":         {maps.Device{Container: 7}, ofA, 2, true},
+		"of an older plugin, by ADD": {maps.Device{Container: 7, Policy: 3}, both, 3, false},
 	} {
 		test.device.Owner, test.device.Addr4 = 9, addr
 		want := &Present{Pods: test.pods, Own: map[netip.Addr]loader.Owner{addr: a}, Released: map[loader.Owner]bool{b: true}}
