@@ -403,7 +403,7 @@ func (p *path) tunnelMode(assignment assignment) maps.NodeMode {
 func (p *path) linkTo(remote netip.Addr) (link Link, found bool) {
 	for _, link := range p.host.Links {
 		for _, address := range link.Addresses {
-			if address.Masked().Contains(remote) {
+			if link.MTU != 0 && address.Masked().Contains(remote) {
 				return link, true
 			}
 		}

@@ -54,6 +54,7 @@ func TestRoutes(t *testing.T) {
 	}
 	direct := with(func(c *Config) { c.Mode = ModeDirect })
 	auto := with(func(c *Config) { c.Mode = ModeAuto })
+	loHost := Host{Links: append([]Link{{Index: 1, Name: "lo", Addresses: []netip.Prefix{prefix("198.18.0.1/24")}}}, dualHost.Links...)}
 	over4 := rtnl.Tunnel{ID: 7, Local: addr("192.0.2.1"), Remote: addr("192.0.2.2")}
 	over6 := rtnl.Tunnel{ID: 7, Local: addr("2001:db8::1"), Remote: addr("2001:db8::2"), Checksum: true}
 	for _, test := range []struct {
@@ -106,6 +107,12 @@ func TestRoutes(t *testing.T) {
 			}, 0},
 		{"direct, behind a router", direct, dualHost, "", []Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(3, "10.244.3.0/24", "198.18.0.3")},
 			nil, []maps.Node{{Prefix: prefix("10.244.3.0/24"), Remote: addr("198.18.0.3"), Mode: maps.NodeDirect, MTU: 1500}}, 0},
+		{"direct, on lo", direct, loHost, "",
+			[]Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(3, "10.244.3.0/24", "198.18.0.3"), node(4, "10.244.4.0/24", "198.18.0.1")},
+			nil, []maps.Node{
+				{Prefix: prefix("10.244.3.0/24"), Remote: addr("198.18.0.3"), Mode: maps.NodeDirect, MTU: 1500},
+				{Prefix: prefix("10.244.4.0/24"), Remote: addr("198.18.0.1"), Mode: maps.NodeDirect, MTU: 1500},
+			}, 0},
 		{"auto, proved on one link", auto, dualHost, "192.0.2.2",
 			[]Node{node(1, "10.244.1.0/24", "192.0.2.1"), node(2, "10.244.2.0/24", "192.0.2.2"), node(3, "10.244.3.0/24", "198.18.0.3")},
 			[]rtnl.NodeRoute{
