@@ -47,16 +47,18 @@ func (o *options) uninstall(ctx context.Context, log *slog.Logger, stay bool) er
 	}
 }
 
-// remove first removes what ADD needs, and last what DEL needs.
+// remove first removes what ADD needs, and last what DEL needs. Without the file of policies, an ADD that is under way would take
+// all namespaces to have none, so that goes when no container is connected.
 func (o *options) remove(ctx context.Context) error {
-	for _, file := range []string{
-		o.conflist, o.state, nodestate.PeersOf(o.state), nodestate.PoliciesOf(o.state), nodestate.RulesOf(o.state), nodestate.SocketOf(o.state),
-	} {
+	for _, file := range []string{o.conflist, o.state, nodestate.PeersOf(o.state), nodestate.RulesOf(o.state), nodestate.SocketOf(o.state)} {
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	if err := checkUnused(); err != nil {
+		return err
+	}
+	if err := nodestate.RemovePolicies(o.state); err != nil {
 		return err
 	}
 	if err := o.leaveCluster(); err != nil {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -325,6 +326,11 @@ func (c *cluster) uninstallHost() {
 	c.Helper()
 	first, second, third := c.nodes[0], c.nodes[1], c.nodes[2]
 	first.agent.kill()
+	hasPolicies := func() bool {
+		policies, err := nodestate.ReadPolicies(first.state())
+		return policies != nil || err != nil
+	}
+	testenv.Must(c, nodestate.WritePolicies(first.state(), nodestate.Policies{}))
 	uninstall := func() (string, error) {
 		output, err := first.command(testenv.Context(c), "uninstall").CombinedOutput()
 		return string(output), err
@@ -336,6 +342,9 @@ func (c *cluster) uninstallHost() {
 		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
 			c.Errorf("got %s (%v), want none", file, err)
 		}
+	}
+	if !hasPolicies() {
+		c.Error("no namespace has policies for an ADD that is under way")
 	}
 	c.wantTraffic("with a container")
 	if err := first.pod.Del(testenv.Context(c)); err != nil {
@@ -350,6 +359,9 @@ func (c *cluster) uninstallHost() {
 		if output, err := uninstall(); err != nil {
 			c.Errorf("without containers: got %q (%v), want success", output, err)
 		}
+	}
+	if hasPolicies() {
+		c.Errorf("%s is left", nodestate.PoliciesOf(first.state()))
 	}
 	if links := c.ip(first.Namespace, "-br", "link"); strings.Contains(links, "ebpfnet0") {
 		c.Errorf("got devices\n%swant no ebpfnet0", links)
