@@ -1,7 +1,7 @@
 // Command matrix runs the tests on real kernels, each in a guest of package vm, and updates the table of
 // kernels in a README.md.
 //
-//	matrix -bin bin -readme README.md          # all kernels of ../kernels.txt, one after the other
+//	matrix -bin bin -readme README.md          # all kernels of ../kernels.txt, one guest after the other
 //	matrix -bin bin -readme README.md 5.10 6.1 # only these; the other rows stay
 //	matrix -bin bin -quick -jobs 2             # some tests on the oldest and the newest, concurrently
 //
@@ -37,7 +37,7 @@ func main() {
 	flag.StringVar(&opts.tests, "tests", "test", "`directory` with the packages of the test binaries")
 	flag.StringVar(&opts.readme, "readme", "", "`file` with the table of kernels to update")
 	flag.BoolVar(&opts.quick, "quick", false, "only some tests; without series, on the oldest and the newest kernel")
-	flag.IntVar(&opts.jobs, "jobs", 1, "`number` of kernels to run concurrently, at most one per core")
+	flag.IntVar(&opts.jobs, "jobs", 1, "`number` of guests to run concurrently, at most one per core")
 	flag.Parse()
 	opts.series = flag.Args()
 	if err := run(opts); err != nil {
@@ -104,39 +104,42 @@ type matrix struct {
 	quick bool
 	all   []string
 
-	mu     sync.Mutex // guards the file
 	readme string
+
+	mu sync.Mutex // guards the reports and the file
 }
 
-// run runs the kernels, up to jobs of them concurrently.
+// run runs all suites on the kernels, up to jobs of them concurrently: the longest first, and of one suite the newest kernel, on
+// which more tests run.
 func (m *matrix) run(kernels []string, jobs int) error {
-	errs := make([]error, len(kernels))
+	reports := map[string][]*report{}
+	for _, series := range kernels {
+		reports[series] = make([]*report, len(suites))
+	}
 	slots := make(chan struct{}, max(jobs, 1))
 	var wg sync.WaitGroup
-	for i, series := range kernels {
-		slots <- struct{}{}
-		wg.Go(func() {
-			errs[i] = m.runKernel(series)
-			<-slots
-		})
+	var errs []error
+	for i, s := range suites {
+		for _, series := range slices.Backward(kernels) {
+			slots <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-slots }()
+				r, err := s.run(m.bin, m.tests, series, m.quick)
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				reports[series][i] = r
+				errs = append(errs, err, m.updateRow(series, reports[series]))
+			})
+		}
 	}
 	wg.Wait()
 	return errors.Join(errs...)
 }
 
-// runKernel runs all suites on one kernel and updates its row.
-func (m *matrix) runKernel(series string) error {
-	var reports []*report
-	var errs []error
-	for _, s := range suites {
-		r, err := s.run(m.bin, m.tests, series, m.quick)
-		reports = append(reports, r)
-		errs = append(errs, err)
+// updateRow updates the kernel's row when all of its suites have run.
+func (m *matrix) updateRow(series string, reports []*report) error {
+	if m.readme == "" || slices.Contains(reports, nil) {
+		return nil
 	}
-	if m.readme != "" {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		errs = append(errs, updateTable(m.readme, m.all, series, newRow(reports)))
-	}
-	return errors.Join(errs...)
+	return updateTable(m.readme, m.all, series, newRow(reports))
 }

@@ -26,12 +26,12 @@ var suites = []suite{
 	{
 		name: "prog", title: "packet tables",
 		tests: ".",
-		quick: "^Test(Load|Spec|Layout|Offsets|MasqSource.*|ToUplinkMasquerades|ToUplinkReplies|From.*|ToLoopback|HostPort.*|Fragments|ICMPErrorsFromHairpinServer|FlowTableFull.*|FlowState|ToContainer.*)$",
+		quick: "^Test(Load|Spec|Layout|Offsets|MasqSource.*|ToUplinkMasquerades|ToUplinkReplies|From.*|ToLoopback|HostPort.*|Fragments|ICMPErrorsFromHairpinServer|FlowTableFull|FlowTableFullForHostPort|FlowState|ToContainer.*)$",
 	},
 	{
 		name: "scenario", title: "scenarios",
 		tests: ".",
-		quick: "^Test(Clsact|ForeignTCXPrograms|Pod.*|ErrorsLowerNoLocalPathMTU|BridgeNetfilterOnUplink|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|Downloads|PolicySCTP)$",
+		quick: "^Test(Clsact|ForeignTCXPrograms|PodsReachEachOther|PodAndHostReachEachOther|PodReachesItself|PodWithoutMasquerade|ErrorsLowerNoLocalPathMTU|BridgeNetfilterOnUplink|HostPort|HostPortFromHost|HostIP|LargeDatagrams|PortUnreachable|UplinkKinds|Downloads|PolicySCTP)$",
 	},
 	{
 		// Every verb through libcni and as a bare call.
