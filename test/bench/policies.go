@@ -23,11 +23,13 @@ func policyVariants() (all []variant) {
 				plugins[0][key] = value
 			}
 			v.policy = true
-			v.name, v.title, v.plugins = fmt.Sprintf("%s-policy-%d", v.name, n), fmt.Sprintf("%s, %s rules", v.title, testenv.Thousands(n)), plugins
+			v.name, v.title = fmt.Sprintf("%s-policy-%d", v.name, n), fmt.Sprintf("%s, %s rules", v.title, testenv.Thousands(n))
+			v.plugins = plugins
 			all = append(all, v)
 		}
 		for _, v := range variantsOf(ptpName) {
-			v.name, v.title, v.reference = fmt.Sprintf("ptp-nft-policy-%d", n), fmt.Sprintf("ptp + nftables, %s rules", testenv.Thousands(n)), false
+			v.name, v.title = fmt.Sprintf("ptp-nft-policy-%d", n), fmt.Sprintf("ptp + nftables, %s rules", testenv.Thousands(n))
+			v.reference = false
 			v.rules = &ruleset{
 				name: fmt.Sprintf("policy-%d", n), title: "rules for pods", text: func(f *ruleFamily, _ netip.Addr) string { return nftPolicy(f, n) }, restore: nftRestore,
 				counters: []ruleCounter{{"nft list chain %s pods forward", `counter packets (\d+) `}},
