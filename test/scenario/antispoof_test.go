@@ -109,6 +109,19 @@ func (n *network) dropsOf(t *testing.T, pod *testenv.Pod) map[maps.Reason]uint64
 	return dropped
 }
 
+// awaitDrops sends packets, and waits until a number of them is dropped for the pod, with the reason.
+func (n *network) awaitDrops(t *testing.T, what string, pod *testenv.Pod, reason maps.Reason, number uint64, send func()) {
+	t.Helper()
+	before := n.dropsOf(t, pod)[reason]
+	send()
+	testenv.Eventually(t, what+" to be dropped", func() error {
+		if got := n.dropsOf(t, pod)[reason] - before; got < number {
+			return fmt.Errorf("got %d drops for %q, want %d", got, reason, number)
+		}
+		return nil
+	})
+}
+
 // wantDropped sends frames from the pod. Each must be dropped before the host's stack, and counted once.
 func (n *network) wantDropped(t *testing.T, pod *testenv.Pod, s testenv.Sender, frames []testenv.Frame) {
 	t.Helper()

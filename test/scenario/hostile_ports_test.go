@@ -88,14 +88,8 @@ func (n *network) sendFromAllPorts(t *testing.T, protocol string, pod *testenv.P
 	all := workload(batch, batch, 1<<16)
 	w, forged := wireOf(t, pod), opening(protocol, to, to)
 	for first := 1; first < all; first += batch {
-		before := n.dropsOf(t, pod)[maps.Reason(bpf.ReasonAddress)]
-		w.send(t, append(openings(protocol, addr, uint16(first), min(batch, all-first), to), forged)...)
-		testenv.Eventually(t, "the last packet to be dropped", func() error {
-			if n.dropsOf(t, pod)[maps.Reason(bpf.ReasonAddress)] == before {
-				return fmt.Errorf("got %d drops of forged packets, want one more", before)
-			}
-			return nil
-		})
+		packets := append(openings(protocol, addr, uint16(first), min(batch, all-first), to), forged)
+		n.awaitDrops(t, "the last packet", pod, maps.Reason(bpf.ReasonAddress), 1, func() { w.send(t, packets...) })
 	}
 }
 

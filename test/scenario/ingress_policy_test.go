@@ -125,20 +125,13 @@ func TestIngressPolicyBehindBridge(t *testing.T) {
 	s := a.Sender(t, web)
 	s.HostMAC = web.MACOf(t, testenv.PodIfName)
 	s.Remote4, s.Remote6 = web.Addr4(), web.Addr6()
-	before := n.dropsOf(t, web)[reasonPolicy]
-	want := uint64(0)
+	var frames [][]byte
 	for _, frame := range s.Legal() { // VLAN 0 does not evade the policy
 		if strings.HasPrefix(frame.Name, "in a VLAN") || strings.HasPrefix(frame.Name, "UDP") {
-			want++
-			testenv.Must(t, a.SendFrames(testenv.PodIfName, frame.Bytes))
+			frames = append(frames, frame.Bytes)
 		}
 	}
-	testenv.Eventually(t, "the frames to be dropped", func() error {
-		if got := n.dropsOf(t, web)[reasonPolicy] - before; got < want {
-			return fmt.Errorf("drops: got %d, want %d", got, want)
-		}
-		return nil
-	})
+	n.awaitDrops(t, "the frames", web, reasonPolicy, uint64(len(frames)), func() { testenv.Must(t, a.SendFrames(testenv.PodIfName, frames...)) })
 }
 
 // portSources limits the clients of a host port. The host itself always has access.

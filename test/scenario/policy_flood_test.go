@@ -59,14 +59,7 @@ func (n *network) wantAllDropped(t *testing.T, from *testenv.Pod, to netip.AddrP
 	for i := range number {
 		packets = append(packets, testenv.UDPPacket(at(f.Pod(from), manyPort(i)), to, "x"))
 	}
-	before := n.dropsOf(t, pod)[reason]
-	wireOf(t, from).send(t, packets...)
-	testenv.Eventually(t, fmt.Sprintf("all datagrams to %s to be dropped", to), func() error {
-		if got := n.dropsOf(t, pod)[reason] - before; got < number {
-			return fmt.Errorf("got %d, want %d", got, number)
-		}
-		return nil
-	})
+	n.awaitDrops(t, fmt.Sprintf("all datagrams to %s", to), pod, reason, number, func() { wireOf(t, from).send(t, packets...) })
 }
 
 // Without room for its rules, a pod is not added. Others are: those without rules, and those whose rules are known. Without

@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -100,14 +99,7 @@ func TestPolicyOfEachPacket(t *testing.T) {
 					}
 				}
 				wantDrop := func(what string, send func()) {
-					before := n.dropsOf(t, client)[reasonPolicyEgress]
-					send()
-					testenv.Eventually(t, f.Name+": a drop of "+what, func() error {
-						if n.dropsOf(t, client)[reasonPolicyEgress] == before {
-							return errors.New("got none")
-						}
-						return nil
-					})
+					n.awaitDrops(t, f.Name+": "+what, client, reasonPolicyEgress, 1, send)
 				}
 				wantDrops := func(socket *net.UDPConn, when string) {
 					for i := range 3 {
@@ -245,13 +237,8 @@ func TestPolicyOfSecondInterfaceAndReusedPort(t *testing.T) {
 		ask(t, client, friend.Namespace)
 		local := client.Local()
 		testenv.Must(t, client.Reset())
-		before := n.dropsOf(t, pod)[reasonPolicy]
-		wireOf(t, friend).send(t, testenv.TCPPacket(server, local, testenv.SYN, ""))
-		within(t, "a SYN of the former tuple to be dropped", func() error {
-			if n.dropsOf(t, pod)[reasonPolicy] == before {
-				return errNothing
-			}
-			return nil
+		n.awaitDrops(t, "a SYN of the former tuple", pod, reasonPolicy, 1, func() {
+			wireOf(t, friend).send(t, testenv.TCPPacket(server, local, testenv.SYN, ""))
 		})
 	}
 }
