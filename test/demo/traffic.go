@@ -9,7 +9,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// patience is for one exchange, which takes milliseconds: what takes longer is lost.
+// patience is for what must get no answer. An exchange takes milliseconds, but a busy machine may stall it.
 const patience = 3 * time.Second
 
 // gateway returns the pods' gateway of a family, from the result of ADD.
@@ -67,7 +67,7 @@ func (d *demo) toHostPort() error {
 
 // exchange sends a request by TCP and by UDP. The given server must reply, and see the client as peer.
 func (d *demo) exchange(from *testenv.Namespace, to netip.AddrPort, server string, peer netip.Addr) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.Timeout)
 	defer cancel()
 	for _, network := range []string{"tcp", "udp"} {
 		reply, err := testenv.Ask(ctx, from, network, to, "hello")

@@ -139,7 +139,7 @@ func (s short) openAll(t *testing.T, pods []*testenv.Pod, server netip.AddrPort)
 // open opens one connection from this thread's namespace, asks, and closes it.
 func (s short) open(server netip.AddrPort) (err error) {
 	// Long enough for a few SYNs: the server may have the same address and port in TIME_WAIT.
-	const patience = 8 * time.Second
+	const patience = testenv.Timeout
 
 	kind := unix.SOCK_STREAM
 	if s.protocol == "udp" {

@@ -88,6 +88,7 @@ func (n *network) upgradeUnderTraffic(t *testing.T, upgrades int) {
 		}
 		return nil
 	})
+	testenv.DrainBacklog(t)
 	if now := n.drops(t); now != dropped {
 		t.Errorf("dropped packets: got %d, want none", now-dropped)
 	}
