@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 )
 
 // After another plugin, ebpfnet works on the interface that that plugin has made, with the addresses
@@ -39,6 +42,10 @@ func (a *adder) findInterface(context.Context) error {
 		route, err := link.RouteTo(a.host, address.Prefix.Addr())
 		if err != nil {
 			return err
+		}
+		if route.Gateway.IsValid() {
+			return cnierr.Unsupported("prevResult.ips", address.Prefix.Addr(), fmt.Sprintf(
+				"the host has no link to the address, and its route leads to %s; give the bridge an address, as its isGateway does", route.Gateway))
 		}
 		a.routeTo[address.Prefix.Addr()] = route.Device
 		gateway, ok := netip.AddrFromSlice(ip.Gateway)
@@ -81,4 +88,31 @@ func (a *adder) findPair(name string) (link.Pair, error) {
 		MTU:           inside.Attrs().MTU,
 		Bridge:        outside.Attrs().MasterIndex,
 	}, nil
+}
+
+// checkBridge refuses the device that leads to a container if it is an uplink of the host: as a bridge of containers, it would
+// lose its programs. A known bridge of containers is not checked again.
+func (a *adder) checkBridge(index int) error {
+	known, err := maps.Uplinks(a.datapath)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(known, func(u maps.Uplink) bool { return u.IfIndex == index })
+	if i >= 0 && known[i].ContainerBridge {
+		return nil
+	}
+	device, err := link.Device(a.host, index)
+	if err != nil || device == nil {
+		return err
+	}
+	if chosen := refresh.Matcher(a.config.Uplinks); i < 0 && chosen != nil && !chosen(device) {
+		return nil
+	}
+	why, err := link.FacesOut(a.host, device)
+	if err != nil || why == "" {
+		return err
+	}
+	return cnierr.Unsupported("prevResult.interfaces", a.pair.ContainerName, fmt.Sprintf(
+		"the host reaches it by %s, which %s: an uplink cannot be a bridge of containers, too; give them a bridge of their own",
+		device.Attrs().Name, why))
 }

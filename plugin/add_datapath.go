@@ -21,6 +21,14 @@ import (
 // These steps of ADD write map entries and attach programs.
 
 func (a *adder) attach(ctx context.Context) error {
+	for _, device := range a.routeTo {
+		if device == a.pair.HostIndex {
+			continue
+		}
+		if err := a.checkBridge(device); err != nil {
+			return err
+		}
+	}
 	network := maps.NetworkToken(a.config.Attachment.Network)
 	for _, address := range a.addresses {
 		a.endpoints = append(a.endpoints, maps.Endpoint{

@@ -188,6 +188,24 @@ func HeaderOf(device netlink.Link) (header loader.Header, known bool) {
 	}
 }
 
+// FacesOut says why a device leads to the outside although containers may be behind it, or returns "": it has the host's
+// default route, or it is a bridge with a port to a network. Behind a tunnel there may be containers of other hosts.
+func FacesOut(host *netlink.Handle, device netlink.Link) (why string, err error) {
+	for _, ip := range outside {
+		routes, _ := host.RouteGet(ip) // an error: no default route
+		if len(routes) > 0 && routes[0].LinkIndex == device.Attrs().Index {
+			return "has the default route", nil
+		}
+	}
+	devices, err := List(host)
+	for _, port := range devices {
+		if port.Attrs().MasterIndex == device.Attrs().Index && slices.Contains([]string{"device", "bond", "team", "vlan", "macvlan"}, port.Type()) {
+			return "has the port " + port.Attrs().Name, nil
+		}
+	}
+	return "", err
+}
+
 // Route is how the host reaches an address.
 type Route struct {
 	Device int        // its index

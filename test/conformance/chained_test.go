@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
@@ -266,4 +267,39 @@ func TestChainedDelWithoutRecord(t *testing.T) {
 	}
 	h.wantUnchanged(t, before, p.Namespace)
 	testenv.Must(t, os.RemoveAll(filepath.Dir(address)))
+}
+
+// TestChainedUplink puts the device of a chained container on bridges that are uplinks, or have no address. ADD refuses them,
+// and the uplinks keep their programs.
+func TestChainedUplink(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		setUp []string
+		words []string
+	}{
+		{"no address", []string{"addr flush dev before"}, []string{"10.88.0.9", "no link", testenv.OutsideAddr4.String()}},
+		{"default route", []string{"route add 10.88.0.9 dev eth0"}, []string{"eth0", "default route"}},
+		{"port to a network", []string{
+			"addr flush dev before", "link add nic type veth peer name far", "link add link nic name nic.7 type macvlan",
+			"link add br0 type bridge", "link set br0 up", "link set nic.7 master br0", "link set before master br0", "addr add 10.88.0.1/24 dev br0",
+		}, []string{"br0", "nic.7"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			testenv.Require(t, testenv.Macvlan)
+			h := newHost(t)
+			conf := with(single("1.1.0"), "ipam.ranges", list{list{object{"subnet": "10.89.0.0/16"}}})
+			first := h.pod(t, "first", conf)
+			first.add(t)
+			p := h.chainedPod(t)
+			h.ip(t, "route del 10.88.0.9")
+			for _, args := range test.setUp {
+				h.ip(t, args)
+			}
+			h.status(t, conf) // finds br0
+			before := h.snapshot(t, p.Namespace)
+			wantError(t, p.try(t, "ADD"), types.ErrUnsupportedField, test.words...)
+			h.wantUnchanged(t, before, p.Namespace)
+			first.del(t)
+		})
+	}
 }
