@@ -50,7 +50,7 @@ type Datapath struct {
 	Config bpf.HostConfig
 
 	dir    stateDir
-	config uint64 // the inode of the configuration's pin
+	loaded uint64 // the inode of dir: another load has another one
 	memory []byte // MapPolicies
 }
 
@@ -119,17 +119,17 @@ func OpenForRelease() (*Datapath, error) {
 }
 
 // IfLoaded calls use with the datapath that OpenLoaded or OpenForRelease opens. It does nothing if the datapath is not
-// loaded.
+// loaded, and ignores that it was unloaded meanwhile.
 func IfLoaded(open func() (*Datapath, error), use func(*Datapath) error) error {
 	d, err := open()
+	if err == nil {
+		defer d.Close()
+		err = use(d)
+	}
 	if errors.Is(err, ErrNotLoaded) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return use(d)
+	return err
 }
 
 // Close closes the maps. The datapath keeps running.
@@ -141,13 +141,6 @@ func (d *Datapath) Close() {
 	for _, m := range d.registered() {
 		(*m).Close()
 	}
-}
-
-// IsCurrent reports whether this is still what is loaded: an upgrade may replace maps. While the caller holds Lock, that does
-// not change.
-func (d *Datapath) IsCurrent() bool {
-	inode, err := d.dir.inodeOf(configPin)
-	return err == nil && inode == d.config
 }
 
 // MapPolicies returns the map of that name as memory, until Close; nil: there is no such map.
@@ -168,9 +161,24 @@ func (d *Datapath) MapPolicies() (memory []byte, err error) {
 
 // Lock excludes all other writers on this host until the lock is released. Hold it
 // for a few system calls, and never while waiting. ctx bounds the wait for other
-// writers; the error then wraps flock.ErrBusy.
+// writers; the error then wraps flock.ErrBusy. It wraps ErrNotLoaded if the datapath was unloaded since it was opened.
 func (d *Datapath) Lock(ctx context.Context) (*flock.Lock, error) {
-	return flock.Acquire(ctx, Root, flock.Exclusive)
+	lock, err := flock.Acquire(ctx, Root, flock.Exclusive)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.checkLoaded(); err != nil {
+		return nil, errors.Join(err, lock.Release())
+	}
+	return lock, nil
+}
+
+// checkLoaded refuses a datapath that was unloaded, even if another one was loaded since: its maps are orphans.
+func (d *Datapath) checkLoaded() error {
+	if inode, err := d.dir.inode(); err != nil || inode != d.loaded {
+		return fmt.Errorf("%w: it was unloaded meanwhile", ErrNotLoaded)
+	}
+	return nil
 }
 
 // TakeTurn limits how many processes react to a burst of events: one works, and one waits for it. It
@@ -230,14 +238,21 @@ func openConfig() (*Datapath, error) {
 		return nil, err
 	}
 	d := &Datapath{dir: dir}
+	if d.loaded, err = dir.inode(); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: no %s", ErrNotLoaded, dir)
+	} else if err != nil {
+		return nil, explain(&os.PathError{Op: "stat", Path: string(dir), Err: err})
+	}
 	return d, d.readConfig()
 }
 
 // readConfig reads the configuration, which an upgrade replaces. Another version's
 // may be longer or shorter: missing members are zero.
 func (d *Datapath) readConfig() error {
+	if err := d.checkLoaded(); err != nil {
+		return err
+	}
 	path := d.dir.mapPin(configPin)
-	d.config, _ = d.dir.inodeOf(configPin) // first: what is read later may be newer
 	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
 		// A kernel that refuses BPF does not say whether the pin exists.

@@ -46,10 +46,10 @@ func (d stateDir) progsOf(build uint64) string {
 
 func (d stateDir) progPin(build uint64, n string) string { return filepath.Join(d.progsOf(build), n) }
 
-// inodeOf returns the inode number of a map's pin. Each pin has its own, also if it replaces another one.
-func (d stateDir) inodeOf(name string) (uint64, error) {
+// inode returns the inode number of the directory. Each load has its own, which neither a rename nor an upgrade changes.
+func (d stateDir) inode() (uint64, error) {
 	var stat unix.Stat_t
-	err := unix.Stat(d.mapPin(name), &stat)
+	err := unix.Stat(string(d), &stat)
 	return stat.Ino, err
 }
 

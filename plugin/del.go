@@ -101,7 +101,7 @@ func (v *verb) recordOfDevice(datapath *loader.Datapath) (*record.Record, error)
 func (v *verb) hasIPAM() bool { return v.config.IPAM != nil || v.delegate != nil }
 
 func disconnectDevice(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {
-	errClose := maps.With(ctx, datapath, func(store *maps.Store) error { return store.CloseHostPorts(owner) })
+	errClose := withEntries(ctx, datapath, func(store *maps.Store) error { return store.CloseHostPorts(owner) })
 	errDelete := deleteDevice(owner)
 	return errors.Join(errClose, errDelete, removeEntries(ctx, datapath, owner, hostIndex, (*maps.Store).ReleaseClosed))
 }
@@ -119,9 +119,18 @@ func deleteDevice(owner loader.Owner) error {
 // removeEntries removes an owner's map entries. If the device is ours, it is gone by then and its
 // programs with it; hostIndex is the device of another plugin, which keeps it.
 func removeEntries(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int, remove func(*maps.Store, loader.Owner) error) error {
-	return maps.With(ctx, datapath, func(store *maps.Store) error {
+	return withEntries(ctx, datapath, func(store *maps.Store) error {
 		return errors.Join(remove(store, owner), datapath.DetachEndpoint(hostIndex))
 	})
+}
+
+// withEntries is maps.With for a change that removes entries. If the datapath was unloaded meanwhile, they are gone.
+func withEntries(ctx context.Context, datapath *loader.Datapath, change func(*maps.Store) error) error {
+	err := maps.With(ctx, datapath, change)
+	if errors.Is(err, loader.ErrNotLoaded) {
+		return nil
+	}
+	return err
 }
 
 // restoreTuning restores what a chained ebpfnet has changed on the interface of another plugin. If

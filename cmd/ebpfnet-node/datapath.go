@@ -108,8 +108,9 @@ func (h *policyHost) LookAtPolicies() (have *policies.Present, err error) {
 func (h *policyHost) ApplyPolicies(changes *policies.Changes) (warning, err error) {
 	ctx, stop := context.WithTimeout(context.Background(), patience)
 	defer stop()
-	for isDone := false; !isDone && err == nil; {
-		if h.open == nil {
+	for {
+		isNew := h.open == nil
+		if isNew {
 			if h.open, err = loader.OpenLoaded(); err != nil {
 				h.open = nil
 				return nil, err
@@ -117,17 +118,17 @@ func (h *policyHost) ApplyPolicies(changes *policies.Changes) (warning, err erro
 		}
 		before := changes.Prepare(h.open)
 		err = maps.With(ctx, h.open, func(store *maps.Store) (err error) {
-			if isDone = h.open.IsCurrent(); isDone {
-				warning, err = changes.Apply(h.open, store)
-			}
+			warning, err = changes.Apply(h.open, store)
 			return err
 		})
 		warning = errors.Join(before, warning)
-		if !isDone || err != nil {
+		if err != nil {
 			h.close()
 		}
+		if isNew || !errors.Is(err, loader.ErrNotLoaded) {
+			return warning, err
+		}
 	}
-	return warning, err
 }
 
 // Denials counts the packets that rules of pods have dropped.

@@ -45,6 +45,7 @@ var codes = []struct {
 	{ipam.ErrDuplicate, CodeAttachmentExists},
 	{maps.ErrTaken, CodeAddressTaken},
 	{maps.ErrFull, cnitypes.ErrTryAgainLater},
+	{loader.ErrNotLoaded, cnitypes.ErrTryAgainLater},
 	{loader.ErrIncompatible, CodeIncompatible},
 	{loader.ErrNotSupported, CodeNotSupported},
 	{link.ErrNoIPv6, CodeNotSupported},

@@ -2,15 +2,19 @@ package conformance
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -146,4 +150,33 @@ func TestTerminatedAdd(t *testing.T) {
 			h.wantUnchanged(t, before, p.Namespace)
 		})
 	}
+}
+
+// TestAddWhileUnloaded unloads the datapath during an ADD, and has another ADD load it again. The first one must not write
+// into the former maps: it fails, leaves nothing, and works once more.
+func TestAddWhileUnloaded(t *testing.T) {
+	h := newLoadedHost(t)
+	p, other := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.aliases", list{"web"})), h.pod(t, "c2", dual("1.1.0"))
+	pause, adding := p.addPaused(t, "write the endpoints and attach")
+	testenv.Eventually(t, "the record", func() error {
+		records, err := filepath.Glob(filepath.Join(record.DefaultDir, "netns-*", "*.json"))
+		if err == nil && len(records) == 0 {
+			err = errors.New("there is none")
+		}
+		return err
+	})
+	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
+	other.add(t)
+	before := h.snapshot(t, other.Namespace)
+	testenv.Must(t, pause.Release())
+	call := <-adding
+	call.Stderr = nil // the steps
+	wantError(t, call, types.ErrTryAgainLater, "unloaded meanwhile")
+	added, _ := before.Compare(h.snapshot(t, other.Namespace))
+	if len(added) > 0 {
+		t.Errorf("left behind: %s", strings.Join(added, "\n"))
+	}
+	p.add(t)
+	p.del(t)
+	other.del(t)
 }

@@ -127,6 +127,19 @@ func stepNames(call *testenv.Call) []string {
 	return strings.Split(string(bytes.TrimSpace(call.Stderr)), "\n")
 }
 
+// addPaused starts an ADD that pauses before a step until the returned lock is released.
+func (p *pod) addPaused(t *testing.T, step string) (pause *flock.Lock, added <-chan *testenv.Call) {
+	t.Helper()
+	pause, err := flock.Acquire(testenv.Context(t), pauseLock, flock.Exclusive)
+	testenv.Must(t, err)
+	calls := make(chan *testenv.Call, 1)
+	go func() {
+		call, _ := p.addWithFault(t, fault{PauseBefore: step})
+		calls <- call
+	}()
+	return pause, calls
+}
+
 func isDistinct(names []string) bool {
 	return len(slices.Compact(slices.Sorted(slices.Values(names)))) == len(names)
 }

@@ -207,13 +207,8 @@ func TestGCWhileAdding(t *testing.T) {
 	h := newHost(t)
 	conf := dual("1.1.0")
 	p := h.pod(t, "c1", conf)
-	pause, err := flock.Acquire(testenv.Context(t), pauseLock, flock.Exclusive)
-	testenv.Must(t, err)
-	adding, collecting := make(chan *testenv.Call, 1), make(chan *testenv.Call, 1)
-	go func() {
-		call, _ := p.addWithFault(t, fault{PauseBefore: "create the veth pair"})
-		adding <- call
-	}()
+	pause, adding := p.addPaused(t, "create the veth pair")
+	collecting := make(chan *testenv.Call, 1)
 	testenv.Eventually(t, "the reservation", func() error {
 		_, err := os.Stat(filepath.Join(testenv.ReservationDir, "pods", "10.88.0.2"))
 		return err
