@@ -34,7 +34,11 @@ func (clsact) attach(t target, program *ebpf.Program) error {
 		Handle:    netlink.MakeHandle(0xffff, 0),
 		Parent:    netlink.HANDLE_CLSACT,
 	}}
-	if err := handle.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+	err = handle.QdiscAdd(qdisc)
+	if errors.Is(err, unix.EEXIST) {
+		err = checkQdisc(handle, t)
+	}
+	if err != nil {
 		return fmt.Errorf("add the clsact qdisc: %w", err)
 	}
 	filter := ourFilter(t)
@@ -42,6 +46,27 @@ func (clsact) attach(t target, program *ebpf.Program) error {
 	filter.Name = t.hook
 	filter.DirectAction = true
 	return handle.FilterReplace(filter)
+}
+
+// checkQdisc refuses the qdisc ingress of another tool, which takes filters for egress as such for ingress. It asks once for a
+// device, before our first filter.
+func checkQdisc(handle *netlink.Handle, t target) error {
+	if t.direction == egress && t.hook != toLoopback {
+		return nil
+	}
+	filter, err := filterOn(handle, t.ifindex, t.direction)
+	if err != nil || filter != nil {
+		return err
+	}
+	qdiscs, err := rtnl.Qdiscs(handle, &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: t.ifindex}})
+	for _, qdisc := range qdiscs {
+		if qdisc.Attrs().Parent == netlink.HANDLE_CLSACT && qdisc.Type() != "clsact" {
+			return fmt.Errorf("%w: device %d has the qdisc %s of another tool, which has no place for programs: "+
+				"put that tool's filters into a clsact qdisc (`tc qdisc del dev DEVICE ingress`, `tc qdisc add dev DEVICE clsact`)",
+				ErrNotSupported, t.ifindex, qdisc.Type())
+		}
+	}
+	return err
 }
 
 func (clsact) attached(t target) (bool, error) {

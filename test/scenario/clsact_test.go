@@ -108,6 +108,26 @@ func TestForeignClsactFilters(t *testing.T) {
 	wantSeen(t, hooks, func() { ping(t, n.Outside, testenv.NodeAddr4) })
 }
 
+// Another tool's ingress qdisc has only filters of ingress. ADD refuses the uplink, and works once the qdisc is a clsact.
+func TestForeignIngressQdisc(t *testing.T) {
+	n := newNetwork(t)
+	n.loadForClsact(t)
+	tc := func(args ...string) {
+		if _, err := n.node().Run(testenv.Context(t), "tc", append([]string{"qdisc"}, args...)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tc("add", "dev", testenv.UplinkName, "ingress")
+	pod := n.NewPod(t, "a")
+	if err := pod.Add(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "qdisc ingress") || !strings.Contains(err.Error(), "tc qdisc del") {
+		t.Errorf("ADD: got %v, want an error that names the qdisc, and what to do", err)
+	}
+	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS)
+	tc("del", "dev", testenv.UplinkName, "ingress")
+	tc("add", "dev", testenv.UplinkName, "clsact")
+	podReachesOutside(t, n)
+}
+
 // Another tool deletes the qdisc with our filters, or a single filter: CHECK says so, ADD and STATUS restore
 // those of the uplinks, and `ebpfnetctl repair` all of them.
 func TestFiltersDeleted(t *testing.T) {
