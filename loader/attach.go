@@ -119,9 +119,9 @@ type attacher interface {
 // attachers returns the mechanisms that this datapath uses.
 func (d *Datapath) attachers() []attacher {
 	if bpf.Attach(d.Config.Attach) == bpf.AttachClsact {
-		return []attacher{clsact{}}
+		return []attacher{clsact{d.dir}}
 	}
-	return []attacher{clsact{}, tcx{d.dir}}
+	return []attacher{clsact{d.dir}, tcx{d.dir}}
 }
 
 // attacherOf returns clsact for the devices that ADD creates, and tcx for the others if
@@ -140,7 +140,7 @@ func (d *Datapath) attacherOf(t target) attacher {
 
 // attachedTargets returns links before filters: if a device has both, the links are kept.
 func (d *Datapath) attachedTargets() ([]target, error) {
-	nameOf, err := d.dir.pinnedPrograms()
+	nameOf, err := d.dir.pinnedPrograms("*")
 	if err != nil {
 		return nil, err
 	}

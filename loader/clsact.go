@@ -15,7 +15,7 @@ import (
 // clsact attaches programs as tc filters, which disappear with their device. Other
 // tools share the clsact qdisc, so it is never removed. Our filters have a priority and
 // handle of their own.
-type clsact struct{}
+type clsact struct{ dir stateDir }
 
 const (
 	clsactPriority = 0xeb
@@ -69,7 +69,8 @@ func checkQdisc(handle *netlink.Handle, t target) error {
 	return err
 }
 
-func (clsact) attached(t target) (bool, error) {
+// attached ignores the program of a datapath whose pins were lost.
+func (a clsact) attached(t target) (bool, error) {
 	handle, err := rtnl.Open()
 	if err != nil {
 		return false, err
@@ -77,7 +78,12 @@ func (clsact) attached(t target) (bool, error) {
 	defer handle.Close()
 
 	filter, err := filterOn(handle, t.ifindex, t.direction)
-	return filter != nil && filter.Name == t.hook, err
+	if err != nil || filter == nil || filter.Name != t.hook {
+		return false, err
+	}
+	pinned, err := a.dir.pinnedPrograms(t.hook + "*")
+	_, isPinned := pinned[ebpf.ProgramID(filter.Id)]
+	return isPinned, err
 }
 
 // filterOn returns the filter with our priority and handle, or nil if the device, its

@@ -52,11 +52,12 @@ func getPinned(pin string) (fd int, err error) {
 
 type programNamer func(ebpf.ProgramID) (string, error)
 
-// pinnedPrograms are the names of all builds' pinned programs.
+// pinnedPrograms are the names of pinned programs.
 type pinnedPrograms map[ebpf.ProgramID]string
 
-func (d stateDir) pinnedPrograms() (pinnedPrograms, error) {
-	pins, err := filepath.Glob(filepath.Join(d.progs(), "*", "*"))
+// pinnedPrograms returns the programs of all builds whose names match the pattern.
+func (d stateDir) pinnedPrograms(pattern string) (pinnedPrograms, error) {
+	pins, err := filepath.Glob(filepath.Join(d.progs(), "*", pattern))
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -125,6 +126,16 @@ func TestForeignIngressQdisc(t *testing.T) {
 	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS)
 	tc("del", "dev", testenv.UplinkName, "ingress")
 	tc("add", "dev", testenv.UplinkName, "clsact")
+	podReachesOutside(t, n)
+}
+
+// After the pins are lost, the former programs are still on the uplink, with maps of their own. The next ADD replaces them.
+func TestClsactAfterLostPins(t *testing.T) {
+	n := newNetwork(t)
+	n.loadForClsact(t)
+	del(t, n.AddPod(t, "a", nil))
+	testenv.Must(t, os.RemoveAll(loader.Root))
+	n.loadForClsact(t)
 	podReachesOutside(t, n)
 }
 
