@@ -82,6 +82,7 @@ func (o *Host) recordOf(device maps.Device) (*record.Record, error) {
 // set writes the record before it changes anything, so that CHECK never misses a change. Its warning
 // says why connections of the container may end.
 func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, rec *record.Record, s record.Settings) (warning, err error) {
+	before := *rec
 	rec.Settings.Merge(s)
 	policy, err := maps.GetPolicy(o.datapath, device.Policy)
 	if err != nil {
@@ -105,7 +106,7 @@ func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, r
 		_ = returnOffloaded(ctx, o.datapath, func(e maps.Endpoint) bool { return e.Owner == device.Owner })
 	}
 	if warning, err = o.setPolicy(store, &device, policy, &c, s); err != nil {
-		return warning, err
+		return warning, errors.Join(err, o.records.Write(&before))
 	}
 	device.AntiSpoof, device.Shaped = c.AntiSpoof, shaped
 	if err := store.PutDevice(device); err != nil {

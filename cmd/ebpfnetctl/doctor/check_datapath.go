@@ -133,6 +133,9 @@ func containerOf(a *admin.Attachment) string {
 // fullMaps finds maps that are full or almost full. From a full LRU map the kernel removes what was not used for the
 // longest time, and no such map has what others cannot restore.
 func (h *host) fullMaps() (findings []Finding, err error) {
+	if err := h.datapath.OpenOnDemand(bpf.MapPolicyRules, bpf.MapPolicyBlocks, bpf.MapRuleSets, bpf.MapPeerClasses); err != nil {
+		return nil, err
+	}
 	counts, err := maps.Count(h.datapath)
 	if err != nil {
 		return nil, err

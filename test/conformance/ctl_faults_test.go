@@ -1,0 +1,62 @@
+package conformance
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/record"
+	"github.com/ebpfnet/ebpfnet/test/testenv"
+)
+
+// fill puts entries into a map until it is full. Its keys end with a number.
+func fill(t *testing.T, m *ebpf.Map) {
+	t.Helper()
+	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+	if m.Type() == ebpf.LPMTrie {
+		binary.NativeEndian.PutUint32(key, 8*(m.KeySize()-4)) // all bits
+	}
+	for n := range m.MaxEntries() {
+		binary.NativeEndian.PutUint32(key[len(key)-4:], 1<<30+n)
+		if err := m.Put(key, value); errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+			return // it had entries before
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestCtlFullRuleSets changes a policy where no rule set is left: the container keeps its settings. doctor names the map.
+func TestCtlFullRuleSets(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	h.wantCtl(t, 0, []string{"set", "pods/c1", "antiSpoof=false"})
+	h.withDatapath(t, func(d *loader.Datapath) error {
+		err := d.OpenOnDemand(bpf.MapRuleSets)
+		fill(t, d.RuleSets)
+		return err
+	})
+	h.wantCtl(t, 1, []string{"set", "pods/c1", "ingressPolicy=isolated"}, "in use")
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	files, err := filepath.Glob(filepath.Join(record.DefaultDir, "*", "*.json"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("records: got %v (%v), want 1", files, err)
+	}
+	if text := string(testenv.ReadFile(t, files[0])); strings.Contains(text, "isolated") || !strings.Contains(text, "antiSpoof") {
+		t.Errorf("record: got %s, want the settings of before", text)
+	}
+	if _, stdout, _ := h.ctl(t, "doctor"); !strings.Contains(stdout, bpf.MapRuleSets) {
+		t.Errorf("doctor: got %s, want %s", stdout, bpf.MapRuleSets)
+	}
+	p.del(t)
+	testenv.Must(t, os.RemoveAll(loader.Root))
+}
