@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -72,7 +73,11 @@ func (o *Host) attachEndpoints(ctx context.Context) (repaired []string, err erro
 			if end.isChained {
 				attach = o.datapath.AttachLiveEndpoint
 			}
-			if err := attach(end.index); err != nil {
+			err = attach(end.index)
+			if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOLINK) {
+				continue // the container has ended meanwhile
+			}
+			if err != nil {
 				return err
 			}
 			repaired = append(repaired, fmt.Sprintf("program of %s (%s)", end.name, end.title))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -59,4 +60,25 @@ func TestCtlFullRuleSets(t *testing.T) {
 	}
 	p.del(t)
 	testenv.Must(t, os.RemoveAll(loader.Root))
+}
+
+// TestRepairMeanwhile repairs a host where a container ends meanwhile.
+func TestRepairMeanwhile(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	err := h.Node.Do(func() error {
+		host, err := admin.Open(loader.OpenLoaded, "")
+		if err != nil {
+			return err
+		}
+		defer host.Close()
+		p.vanish(t)
+		_, err = host.Repair(testenv.Context(t))
+		return err
+	})
+	if err != nil {
+		t.Errorf("got %v, want success", err)
+	}
+	p.del(t)
 }
