@@ -93,10 +93,7 @@ func (o *Host) findEnds(dataDir string) error {
 	if o.records, err = record.Open(dataDir); err != nil {
 		return err
 	}
-	recs, err := o.records.List()
-	if err != nil {
-		return err
-	}
+	recs, _ := o.records.List() // those that are readable
 	recorded, chained := map[loader.Owner]string{}, map[int]loader.Owner{}
 	for _, rec := range recs {
 		owner := rec.Attachment.Owner()

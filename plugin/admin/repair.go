@@ -98,10 +98,7 @@ func (o *Host) Follow(ctx context.Context) (repaired []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	choices, err := o.uplinkPatterns()
-	if err != nil {
-		return nil, err
-	}
+	choices := o.uplinkPatterns()
 	rules, err := maps.ReadRouteRules(o.datapath)
 	if err != nil {
 		return nil, err
@@ -134,12 +131,12 @@ func (o *Host) Follow(ctx context.Context) (repaired []string, err error) {
 }
 
 // uplinkPatterns returns the different values of the uplinks key of the networks that have living containers.
-func (o *Host) uplinkPatterns() (map[string][]string, error) {
+func (o *Host) uplinkPatterns() map[string][]string {
 	choices := map[string][]string{}
 	for owner := range o.ends {
 		rec, err := o.records.Read(owner)
 		if err != nil {
-			return nil, err
+			continue // unreadable
 		}
 		var patterns []string
 		if rec != nil {
@@ -147,7 +144,7 @@ func (o *Host) uplinkPatterns() (map[string][]string, error) {
 		}
 		choices[strings.Join(patterns, " ")] = patterns
 	}
-	return choices, nil
+	return choices
 }
 
 // Detached describes the devices of containers and of the host that lack programs. Repair attaches them.
@@ -179,10 +176,7 @@ func (o *Host) NewUplinks() (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	choices, err := o.uplinkPatterns()
-	if err != nil {
-		return nil, err
-	}
+	choices := o.uplinkPatterns()
 	for _, patterns := range choices {
 		found, err := link.Uplinks(o.host, devices, refresh.Matcher(patterns))
 		if err != nil {

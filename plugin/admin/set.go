@@ -26,6 +26,7 @@ var errPod = errors.New("only the node agent changes the rules of this pod")
 // continue. Set returns the names of the changed attachments, and warnings about connections that
 // end although they should not. Without attachments, its error wraps ErrNoAttachment.
 func (o *Host) Set(ctx context.Context, filter maps.Attachment, s record.Settings) (changed, warnings []string, err error) {
+	var unreadable []error // records, of any network
 	err = maps.With(ctx, o.datapath, func(store *maps.Store) error {
 		devices, err := maps.Devices(o.datapath)
 		if err != nil {
@@ -34,7 +35,8 @@ func (o *Host) Set(ctx context.Context, filter maps.Attachment, s record.Setting
 		for _, device := range devices {
 			rec, err := o.recordOf(device)
 			if err != nil {
-				return err
+				unreadable = append(unreadable, err)
+				continue
 			}
 			if rec == nil || !matches(rec.Attachment, filter) {
 				continue
@@ -50,6 +52,9 @@ func (o *Host) Set(ctx context.Context, filter maps.Attachment, s record.Setting
 		}
 		return nil
 	})
+	if err == nil && len(changed) == 0 {
+		err = errors.Join(unreadable...)
+	}
 	if err == nil && len(changed) == 0 {
 		err = fmt.Errorf("%w: %s", ErrNoAttachment, strings.TrimRight(filter.Network+"/"+filter.ContainerID+"/"+filter.IfName, "/"))
 	}

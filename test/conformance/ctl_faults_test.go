@@ -82,3 +82,24 @@ func TestRepairMeanwhile(t *testing.T) {
 	}
 	p.del(t)
 }
+
+// TestUnreadableRecord runs commands beside a record that cannot be read.
+func TestUnreadableRecord(t *testing.T) {
+	h := newHost(t)
+	p := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.aliases", list{"web"}))
+	p.add(t)
+	files, err := filepath.Glob(filepath.Join(record.DefaultDir, "netns-*"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("directories: got %v (%v), want 1", files, err)
+	}
+	broken := filepath.Join(files[0], "00000000000000ff.json")
+	testenv.Must(t, os.WriteFile(broken, []byte("{"), 0o600))
+	for _, args := range [][]string{{"repair"}, {"status"}, {"set", "pods/c1", "antiSpoof=false"}} {
+		h.wantCtl(t, 0, args)
+	}
+	if exit, _, stderr := h.ctl(t, "unload"); exit != 1 || !strings.Contains(stderr, "c1") {
+		t.Errorf("unload without --yes: got exit code %d, %q; want it to name the container", exit, stderr)
+	}
+	testenv.Must(t, os.Remove(broken))
+	p.del(t)
+}
