@@ -48,10 +48,10 @@ func load(ctx context.Context, options Options) error {
 	}
 	defer lock.Release()
 
-	if _, err := os.Stat(string(dir)); err == nil {
-		return nil
+	if _, err := os.Stat(dir.mapPin(configPin)); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	if err := removeLeftovers(dir); err != nil {
+	if err := errors.Join(removeLeftovers(dir), os.RemoveAll(string(dir))); err != nil {
 		return err
 	}
 	temp := dir.temporary(os.Getpid())

@@ -103,3 +103,17 @@ func TestUnreadableRecord(t *testing.T) {
 	testenv.Must(t, os.Remove(broken))
 	p.del(t)
 }
+
+// TestPartialPins loads the datapath where somebody has removed a pin without which it cannot be opened.
+func TestPartialPins(t *testing.T) {
+	h := newLoadedHost(t)
+	configs, err := filepath.Glob(filepath.Join(loader.Root, "netns-*", "maps", "config"))
+	if err != nil || len(configs) != 1 {
+		t.Fatalf("got %v (%v), want 1", configs, err)
+	}
+	testenv.Must(t, os.Remove(configs[0]))
+	p := h.pod(t, "c1", dual("1.1.0"))
+	p.add(t)
+	wantSuccess(t, p.try(t, "CHECK"), "")
+	p.del(t)
+}
