@@ -25,11 +25,14 @@ func (d *Datapath) Unload(ctx context.Context) error {
 	if err := d.detachAll(attached); err != nil {
 		return err
 	}
+	if err := rtnl.DeletePluginRoutes(func(rtnl.NodeRoute) bool { return true }); err != nil {
+		return err
+	}
 	// One rename unpublishes all pins. If we are killed after it, the next load removes
 	// the temporary directory.
 	temp := d.dir.temporary(os.Getpid())
 	if err := errors.Join(removeLeftovers(d.dir), os.Rename(string(d.dir), temp), os.RemoveAll(temp)); err != nil {
 		return fmt.Errorf("remove the pins: %w", err)
 	}
-	return rtnl.DeletePluginRoutes(func(rtnl.NodeRoute) bool { return true })
+	return nil
 }

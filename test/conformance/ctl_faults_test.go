@@ -3,7 +3,9 @@ package conformance
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -116,4 +118,23 @@ func TestPartialPins(t *testing.T) {
 	p.add(t)
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	p.del(t)
+}
+
+// TestUnloadFails wants an unload that fails, or is killed, at its rename to have removed the routes: after it, nobody would.
+func TestUnloadFails(t *testing.T) {
+	h := newLoadedHost(t)
+	cmd := exec.CommandContext(testenv.Context(t), "strace", "-f", "-qq", "-o", "/dev/null",
+		"-e", "inject=renameat:error=EBUSY", testenv.Build(t, "./cmd/ebpfnetctl"), "unload", "--yes")
+	var out []byte
+	testenv.Must(t, h.Node.Do(func() (err error) {
+		out, err = cmd.CombinedOutput()
+		if err == nil {
+			return fmt.Errorf("got %s, want an error", out)
+		}
+		return nil
+	}))
+	if routes, err := h.Node.Run(testenv.Context(t), "ip", "route", "show", "proto", "236"); err != nil || routes != "" {
+		t.Errorf("routes after %s: got %q (%v), want none", out, routes, err)
+	}
+	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
 }
