@@ -38,7 +38,7 @@ func (s *Store) AddRoutes(routes []Route) error {
 	for _, route := range routes {
 		key, value := prefixKey(set, route.To), wireOrZero(route.Gateway)
 		if err := s.dp.GatewayRoutes.Put(&key, &value); err != nil {
-			return fmt.Errorf("put the route %s into %v: %w", route, s.dp.GatewayRoutes, err)
+			return fmt.Errorf("put the route %s into %v: %w", route, s.dp.GatewayRoutes, explainFull(s.dp.GatewayRoutes, err))
 		}
 	}
 	return nil

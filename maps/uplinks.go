@@ -52,7 +52,7 @@ func (s *Store) SetUplink(u Uplink) error {
 	}
 	s.changed = true
 	if err := s.dp.Uplinks.Put(&key, &value); err != nil {
-		return fmt.Errorf("put uplink %d: %w", u.IfIndex, err)
+		return fmt.Errorf("put uplink %d: %w", u.IfIndex, explainFull(s.dp.Uplinks, err))
 	}
 	return nil
 }

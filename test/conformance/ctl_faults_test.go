@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -35,6 +37,27 @@ func fill(t *testing.T, m *ebpf.Map) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// TestFullMap wants the error of a full map, after which the runtime tries again.
+func TestFullMap(t *testing.T) {
+	h := newLoadedHost(t)
+	h.withDatapath(t, func(d *loader.Datapath) error {
+		fill(t, d.Uplinks)
+		fill(t, d.GatewayRoutes)
+		route := maps.Route{To: netip.MustParsePrefix("203.0.113.0/24"), Gateway: testenv.OutsideAddr4}
+		return maps.With(testenv.Context(t), d, func(store *maps.Store) error {
+			for name, err := range map[string]error{
+				"uplink": store.SetUplink(maps.Uplink{IfIndex: 99}), "route": store.AddRoutes([]maps.Route{route}),
+			} {
+				if !errors.Is(err, maps.ErrFull) {
+					t.Errorf("%s: got %v, want %v", name, err, maps.ErrFull)
+				}
+			}
+			return nil
+		})
+	})
+	testenv.Must(t, os.RemoveAll(loader.Root))
 }
 
 // TestCtlFullRuleSets changes a policy where no rule set is left: the container keeps its settings. doctor names the map.
