@@ -165,11 +165,19 @@ func usedPlaces(dp *loader.Datapath, use func(bpf.FlowEntry) bool) error {
 	if err != nil || len(before) == 0 {
 		return err
 	}
-	var all []bpf.FlowEntry
+	type usedPlace struct {
+		number uint32
+		flow   bpf.FlowEntry
+	}
+	var used []usedPlace
 	size := min(batchSize, int(dp.FlowTable.MaxEntries()))
 	keys, values := make([]uint32, size), make([]bpf.FlowEntry, size)
 	err = batches(dp.FlowTable, keys, values, func(n int) bool {
-		all = append(all, values[:n]...)
+		for i, number := range keys[:n] {
+			if before[number] != 0 {
+				used = append(used, usedPlace{number, values[i]})
+			}
+		}
 		return true
 	})
 	if err != nil {
@@ -179,8 +187,8 @@ func usedPlaces(dp *loader.Datapath, use func(bpf.FlowEntry) bool) error {
 	if err != nil {
 		return err
 	}
-	for place, id := range before {
-		if id != 0 && id == after[place] && !use(all[place]) {
+	for _, place := range used {
+		if before[place.number] == after[place.number] && !use(place.flow) {
 			return nil
 		}
 	}
@@ -189,6 +197,7 @@ func usedPlaces(dp *loader.Datapath, use func(bpf.FlowEntry) bool) error {
 
 // flowIDs returns the ids of all places of flow_table; 0: free.
 func flowIDs(dp *loader.Datapath) (ids []uint32, err error) {
+	ids = make([]uint32, 0, dp.MaxFlows())
 	size := min(batchSize, int(dp.FlowBuckets.MaxEntries()))
 	keys, values := make([]uint32, size), make([]bpf.FlowBucket, size)
 	err = batches(dp.FlowBuckets, keys, values, func(n int) bool {

@@ -1,8 +1,12 @@
 package conformance
 
 import (
+	"os"
+	"runtime"
 	"testing"
+	"unsafe"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -74,4 +78,26 @@ func TestNonMasqueradeCIDRsRemoved(t *testing.T) {
 	wantSuccess(t, other.try(t, "CHECK"), "")
 	other.del(t)
 	want("after the last DEL", 0)
+}
+
+// TestMemoryOfFlows counts the flows of a large table, of which user space keeps only those that are in use.
+func TestMemoryOfFlows(t *testing.T) {
+	const flows = 1 << 19
+	h := newLoadingHost(t)
+	p := h.pod(t, "c1", with(dual("1.1.0"), "maxFlows", flows))
+	p.add(t)
+	h.withDatapath(t, func(d *loader.Datapath) error {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := maps.CountFlows(d)
+		runtime.ReadMemStats(&after)
+		if got, size := after.TotalAlloc-before.TotalAlloc, uint64(flows)*uint64(unsafe.Sizeof(bpf.FlowEntry{})); got > size/4 {
+			t.Errorf("memory: got %d bytes, want at most a quarter of the table's %d", got, size)
+		} else {
+			t.Logf("%d bytes", got)
+		}
+		return err
+	})
+	p.del(t)
+	testenv.Must(t, os.RemoveAll(loader.Root)) // too large to be kept
 }
