@@ -26,32 +26,28 @@ var errPod = errors.New("only the node agent changes the rules of this pod")
 // continue. Set returns the names of the changed attachments, and warnings about connections that
 // end although they should not. Without attachments, its error wraps ErrNoAttachment.
 func (o *Host) Set(ctx context.Context, filter maps.Attachment, s record.Settings) (changed, warnings []string, err error) {
+	devices, err := maps.Devices(o.datapath)
 	var unreadable []error // records, of any network
-	err = maps.With(ctx, o.datapath, func(store *maps.Store) error {
-		devices, err := maps.Devices(o.datapath)
-		if err != nil {
-			return err
+	for _, device := range devices {
+		rec, errRead := o.recordOf(device)
+		if errRead != nil {
+			unreadable = append(unreadable, errRead)
+			continue
 		}
-		for _, device := range devices {
-			rec, err := o.recordOf(device)
-			if err != nil {
-				unreadable = append(unreadable, err)
-				continue
-			}
-			if rec == nil || !matches(rec.Attachment, filter) {
-				continue
-			}
-			warning, err := o.set(ctx, store, device, rec, s)
-			if warning != nil {
-				warnings = append(warnings, fmt.Sprintf("%s: connections that the container has opened may end: %v", names.Of(rec.Attachment), warning))
-			}
-			if err != nil {
-				return err
-			}
+		if rec == nil || !matches(rec.Attachment, filter) {
+			continue
+		}
+		isSet, warning, err := o.setDevice(ctx, device, s)
+		if warning != nil {
+			warnings = append(warnings, fmt.Sprintf("%s: connections that the container has opened may end: %v", names.Of(rec.Attachment), warning))
+		}
+		if err != nil {
+			return changed, warnings, err
+		}
+		if isSet {
 			changed = append(changed, names.Of(rec.Attachment))
 		}
-		return nil
-	})
+	}
 	if err == nil && len(changed) == 0 {
 		err = errors.Join(unreadable...)
 	}
@@ -59,6 +55,24 @@ func (o *Host) Set(ctx context.Context, filter maps.Attachment, s record.Setting
 		err = fmt.Errorf("%w: %s", ErrNoAttachment, strings.TrimRight(filter.Network+"/"+filter.ContainerID+"/"+filter.IfName, "/"))
 	}
 	return changed, warnings, err
+}
+
+// setDevice holds the lock for one container, because admitting its replies takes long. isSet is false if it has ended meanwhile.
+func (o *Host) setDevice(ctx context.Context, device maps.Device, s record.Settings) (isSet bool, warning, err error) {
+	err = maps.With(ctx, o.datapath, func(store *maps.Store) error {
+		now, found, err := maps.GetDevice(o.datapath, device.IfIndex)
+		if err != nil || !found || now.Owner != device.Owner {
+			return err
+		}
+		rec, err := o.recordOf(now)
+		if err != nil || rec == nil {
+			return err
+		}
+		isSet = true
+		warning, err = o.set(ctx, store, now, rec, s)
+		return err
+	})
+	return isSet, warning, err
 }
 
 func matches(a, filter maps.Attachment) bool {

@@ -161,3 +161,24 @@ func TestUnloadFails(t *testing.T) {
 	}
 	h.wantCtl(t, 0, []string{"unload", "--yes"}, "unloaded")
 }
+
+// TestSetReleasesLock changes the rules of two containers. Others get the datapath's lock in between.
+func TestSetReleasesLock(t *testing.T) {
+	h := newHost(t)
+	pods := []*pod{h.pod(t, "c1", dual("1.1.0")), h.pod(t, "c2", dual("1.1.0"))}
+	for _, p := range pods {
+		p.add(t)
+	}
+	trace := filepath.Join(t.TempDir(), "trace")
+	cmd := exec.CommandContext(testenv.Context(t), "strace", "-f", "-qq", "-o", trace, "-e", "trace=flock",
+		testenv.Build(t, "./cmd/ebpfnetctl"), "set", "pods", "ingressPolicy=isolated")
+	testenv.Must(t, h.Node.Do(func() error { return cmd.Run() }))
+	text := string(testenv.ReadFile(t, trace))
+	if got := strings.Count(text, "LOCK_EX"); got != len(pods) {
+		t.Errorf("locks: got %d, want %d: %s", got, len(pods), text)
+	}
+	for _, p := range pods {
+		wantSuccess(t, p.try(t, "CHECK"), "")
+		p.del(t)
+	}
+}
