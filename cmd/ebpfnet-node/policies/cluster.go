@@ -45,7 +45,7 @@ func (a action) String() string { return [...]string{"", "deny", "pass"}[a] }
 type Node struct {
 	Name      string
 	Labels    labels.Set
-	Addresses []netip.Addr   // with those by which it is reached in its pods' prefixes
+	Addresses []netip.Addr   // in its status, which its kubelet writes
 	PodCIDRs  []netip.Prefix // of its pods
 }
 
@@ -55,7 +55,6 @@ func NodeOf(o *corev1.Node) Node {
 	for _, text := range slices.Compact(append([]string{o.Spec.PodCIDR}, o.Spec.PodCIDRs...)) {
 		if prefix, err := netip.ParsePrefix(text); err == nil && !prefix.Addr().Is4In6() {
 			node.PodCIDRs = append(node.PodCIDRs, prefix.Masked())
-			node.Addresses = append(node.Addresses, prefix.Masked().Addr().Next()) // the gateway, which is the tunnel device's
 		}
 	}
 	for _, address := range o.Status.Addresses {
@@ -64,6 +63,33 @@ func NodeOf(o *corev1.Node) Node {
 		}
 	}
 	return node
+}
+
+// withGateways returns the nodes with the gateways of their own pods' prefixes, and no other addresses in those of any node.
+func withGateways(nodes []Node) []Node {
+	ofPods, lengths := map[netip.Prefix]bool{}, map[int]bool{}
+	for _, node := range nodes {
+		for _, prefix := range node.PodCIDRs {
+			ofPods[prefix], lengths[prefix.Bits()] = true, true
+		}
+	}
+	isOfPods := func(addr netip.Addr) bool {
+		for bits := range lengths {
+			if prefix, err := addr.Prefix(bits); err == nil && ofPods[prefix] {
+				return true
+			}
+		}
+		return false
+	}
+	nodes = slices.Clone(nodes)
+	for i := range nodes {
+		node := &nodes[i]
+		node.Addresses = slices.DeleteFunc(slices.Clone(node.Addresses), isOfPods)
+		for _, prefix := range node.PodCIDRs {
+			node.Addresses = append(node.Addresses, prefix.Addr().Next()) // which the tunnel device has
+		}
+	}
+	return nodes
 }
 
 // parseCluster returns nil for a policy that selects no pods.

@@ -108,11 +108,11 @@ func TestCompileTiers(t *testing.T) {
 }
 
 // TestYoungPods has addresses that the agent does not know yet: a block of pods' addresses admits what all classes do, but
-// nodes are no pods.
+// nodes are no pods. A node's status that has such an address makes it no node's.
 func TestYoungPods(t *testing.T) {
 	cluster := clusterOf(t, peersOf())
 	cluster.Nodes = nodesForTest()
-	cluster.Nodes[1].Addresses = append(cluster.Nodes[1].Addresses, netip.MustParseAddr("10.0.1.1"))
+	cluster.Nodes[1].Addresses = append(cluster.Nodes[1].Addresses, netip.MustParseAddr("10.0.0.200"), netip.MustParseAddr("10.0.1.7"))
 	cluster.ClusterPolicies = []*api.ClusterNetworkPolicy{
 		clusterWide(t, "a", "{egress: [{action: Deny, to: [{namespaces: {matchLabels: {team: two}}}, {nodes: {matchLabels: {node: this}}}], protocols: [{tcp: {}}]}]}"),
 	}

@@ -80,7 +80,8 @@ type Compiler struct {
 
 	objects    []*networkingv1.NetworkPolicy
 	cluster    []*api.ClusterNetworkPolicy
-	nodes      []Node
+	listed     []Node
+	nodes      []Node         // the same, withGateways
 	ranges     []netip.Prefix // of pods' addresses, where rules deny
 	namespaces map[string]labels.Set
 	modes      map[string]string
@@ -147,8 +148,8 @@ func (c *Compiler) read(cluster Cluster) {
 	if c.rules == nil || !reflect.DeepEqual(c.namespaces, cluster.Namespaces) {
 		c.known, c.rules, c.namespaces = map[*Pod][]*class{}, map[string]*Rules{}, maps.Clone(cluster.Namespaces)
 	}
-	if !reflect.DeepEqual(c.nodes, cluster.Nodes) {
-		c.nodes, c.rules = cluster.Nodes, map[string]*Rules{}
+	if !reflect.DeepEqual(c.listed, cluster.Nodes) {
+		c.listed, c.nodes, c.rules = cluster.Nodes, withGateways(cluster.Nodes), map[string]*Rules{}
 	}
 	if c.classes.byContent == nil {
 		c.classes = classes{byContent: map[content]*class{}, numbers: map[uint32]bool{}}
