@@ -281,7 +281,8 @@ func TestChainedUplink(t *testing.T) {
 		{"default route", []string{"route add 10.88.0.9 dev eth0"}, []string{"eth0", "default route"}},
 		{"port to a network", []string{
 			"addr flush dev before", "link add nic type veth peer name far", "link add link nic name nic.7 type macvlan",
-			"link add br0 type bridge", "link set br0 up", "link set nic.7 master br0", "link set before master br0", "addr add 10.88.0.1/24 dev br0",
+			"link add br0 type bridge", "link set br0 up", "link set nic.7 master br0",
+			"link set before master br0", "addr add 10.88.0.1/24 dev br0",
 		}, []string{"br0", "nic.7"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -120,7 +120,8 @@ func TestForeignIngressQdisc(t *testing.T) {
 	}
 	tc("add", "dev", testenv.UplinkName, "ingress")
 	pod := n.NewPod(t, "a")
-	if err := pod.Add(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), "qdisc ingress") || !strings.Contains(err.Error(), "tc qdisc del") {
+	err := pod.Add(testenv.Context(t))
+	if err == nil || !strings.Contains(err.Error(), "qdisc ingress") || !strings.Contains(err.Error(), "tc qdisc del") {
 		t.Errorf("ADD: got %v, want an error that names the qdisc, and what to do", err)
 	}
 	wantFilters(t, n, testenv.UplinkName, netlink.HANDLE_MIN_INGRESS)
