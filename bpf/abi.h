@@ -438,8 +438,8 @@ struct uplink {
 };
 
 /*
- * route_rules: 1 if the host has policy rules that bpf_fib_lookup does not follow:
- * by mark or TOS, and in IPv6 those that suppress prefixes. Key: 0 for IPv4, 1 for IPv6.
+ * route_rules: 1 if the host has policy rules that bpf_fib_lookup does not follow: by mark, TOS, flow label or port, and in IPv6
+ * those that suppress routes. Key: 0 for IPv4, 1 for IPv6.
  */
 
 #include "abi_drop.h"

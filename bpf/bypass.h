@@ -17,8 +17,8 @@
 #include "verdict.h"
 
 /*
- * Reports whether the host's rules translate the connection of c, which offload_find has looked up: it is one after
- * translation, or one before.
+ * Reports whether the host's rules translate the connection of c, looked up by offload_find under its tuple before or after
+ * translation.
  */
 static __always_inline bool bypass_is_translated(const struct connection *c)
 {
@@ -172,8 +172,7 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 }
 
 /*
- * Reports whether p, which may bypass the stack as far as from_container sees, may do so towards
- * the uplink of c, which may have hooks.
+ * Reports whether p, which from_container lets bypass the stack, may do so at c's uplink, which may have hooks.
  */
 static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, struct packet *p,
 					    struct connection *c)
@@ -432,9 +431,8 @@ static __always_inline void bypass_hint_delivery(const struct packet *p, const s
 }
 
 /*
- * Records p, which the stack has forwarded from one endpoint to the other, unchanged
- * (NULL is the outside), so that its connection can be offloaded. Returns 1 if it is now, 0 if it is not, and -1 if p
- * does not tell.
+ * Records p, which the stack has forwarded from one endpoint to the other, unchanged (NULL is the outside), so that its
+ * connection can be offloaded. Returns 1 if it now can be, 0 if not, -1 if p does not show it.
  */
 static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet *p,
 				     const struct endpoint *from, const struct endpoint *to)
@@ -469,7 +467,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	return offload_is_open(c.offload);
 }
 
-/* tag_matches, and not by chance, if the delivery is recorded. */
+/* tag_matches, without chance matches if the delivery is recorded. */
 static __always_inline bool bypass_is_unchanged(struct __sk_buff *skb, const struct packet *p,
 						__u32 tag)
 {

@@ -6,8 +6,8 @@
  *  - a FLOW_CT_NAT, found by the tuple before translation, has the address of conntrack's entry,
  *  - a FLOW_OFFLOAD, found by the tuple after translation, has what conntrack must know (offload.h).
  *
- * Whenever a packet is decided in full, conntrack's entry is read. If it is gone, closed, or not the same
- * connection with the same translation, the stack decides again. Decisions are cached for 50 ms.
+ * Whenever a packet is decided in full, conntrack's entry is read. If it is gone, closed, or not the same connection with the
+ * same translation, the stack decides again. Decisions are cached for at most 50 ms.
  */
 #pragma once
 
@@ -41,7 +41,7 @@ static __always_inline bool ct_nat_is_current(const struct ct_nat *nat,
 	       addr_equal(&nat->nat_addr, addr);
 }
 
-/* Writes the time into the FLOW_CT_NAT that ct_nat_lookup has found: of TCP, the stack sees no more packets. */
+/* Writes the time into the FLOW_CT_NAT that ct_nat_lookup has found: the stack sees no more TCP packets. */
 static __always_inline void ct_nat_renew(void)
 {
 	struct flow_args *args = flow_scratch_get();
@@ -99,7 +99,7 @@ __noinline int ct_nat_find(struct __sk_buff *skb)
 	return c.offload && c.offload->translated && c.offload->ct == t->ct;
 }
 
-/* Sets key to that of the sender's flow of its rules, which have seen the tuple before translation. */
+/* Sets key to that of the sender's FLOW_POLICY, with the tuple before translation. */
 static __always_inline void ct_nat_policy_key(struct flow_key *key, const struct ct_translation *t)
 {
 	__builtin_memset(key, 0, sizeof(*key));

@@ -60,8 +60,8 @@ static __noinline struct flow *dnat_lookup(const struct dnat *d)
 }
 
 /*
- * Has the next dnat_find update the flow by the packet in pkt_scratch, if it is admitted. In memory,
- * where the verifier does not follow the value.
+ * Has the next dnat_find update the flow by the packet in pkt_scratch, if admitted. It is in a map, so the verifier does not
+ * follow it.
  */
 static __always_inline void dnat_receive(bool admitted)
 {

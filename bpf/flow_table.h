@@ -7,11 +7,10 @@
  * else one in its bucket whose flow
  *  - is not assured, of the same container,
  *  - or is not assured, of another container: the one that has been idle longest.
- * An assured flow is never replaced. So containers could fill the table. Therefore a container gets a
- * free place only while it has fewer than FLOW_SHARE places in the bucket for each free one, and the
- * last FLOW_SPARE places only if it has none; the same holds for what it may replace of others. An
- * offload, without which the connection works, leaves FLOW_ROOM places. Of 16 places, one container gets
- * at most 12, and then others 2, 1, and 1.
+ * An assured flow is never replaced. So containers could fill the table. Therefore a container gets a free place only while it
+ * has fewer than FLOW_SHARE places in the bucket for each free one, and the last FLOW_SPARE places only if it has none; the same
+ * holds for what it may replace of others. An offload, without which the connection works, leaves FLOW_ROOM - 1 places. Of 16
+ * places, one container gets at most 12, and then others 2, 1, and 1.
  *
  * Measured with a million connections of one kind, and 228,560 places (test/bench/FIGURES.md): nobody
  * else loses an assured flow, offloaded or not. One container gets 75 % of the places, eight at once 91 to
@@ -320,7 +319,7 @@ __noinline int flow_weigh(__u32 way)
 	return 0;
 }
 
-/* Reports whether the new flow in args may have one of so many places of its bucket. */
+/* Reports whether the new flow in args may take one of that many places of its bucket. */
 static __always_inline bool flow_may_have_one_of(const struct flow_args *args, __u32 places)
 {
 	if (args->own >= FLOW_SHARE * places)

@@ -38,9 +38,9 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 }
 
 /*
- * Reports whether the container's rules admit p from the outside, as far as can be known here; if not, drops
- * it. A flow tells who has opened the connection, but not to to_container. What has none, and is not
- * admitted, is perhaps translated back: ct_nat.h judges it then, or to_container behind the stack.
+ * Reports whether the container's rules admit p from the outside, as far as can be known here; if not, drops it. A flow tells
+ * this hook, not to_container, who opened the connection. A refused packet without a flow may be translated back: then ct_nat.h
+ * or to_container judges it.
  */
 static __always_inline bool forward_is_admitted(struct __sk_buff *skb, struct packet *p,
 						const struct endpoint *to)

@@ -28,9 +28,9 @@ static __always_inline bool packet_is_fragment(const struct packet *p)
 }
 
 /*
- * Returns the device by which p, which a last hook sends, has entered the host; 0: the host sends it. The kernel forgets it for
- * the fragments into which it splits a reassembled IPv6 packet anew (ip6_copy_metadata; ip_copy_metadata keeps it).
- * These are not the host's: those of its sockets have them.
+ * Returns the device by which p, which a last hook sends, has entered the host; 0: the host sends it. The kernel loses it when it
+ * splits a reassembled IPv6 packet again (ip6_copy_metadata; ip_copy_metadata keeps it). Such fragments have no socket, unlike
+ * the host's own.
  */
 static __always_inline __u32 packet_ingress(struct __sk_buff *skb, const struct packet *p)
 {

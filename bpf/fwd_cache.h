@@ -33,9 +33,9 @@ static __always_inline bool fwd_mac_matches(struct __sk_buff *skb, const struct 
 }
 
 /*
- * Updates the flow by which rules admit the packet in pkt_scratch, which has the entry: by what changes its state, and what follows a
- * SYN or FIN. Other packets are counted whenever a decision is renewed. Returns false if the flow is gone, or if p opens a
- * connection, which is judged.
+ * Updates the flow by which rules admit the packet in pkt_scratch, which has the entry: if it changes the state or follows a SYN
+ * or FIN. Others count when a decision is renewed. Returns false if the flow is gone, or if p opens a connection, which is
+ * judged.
  */
 static __noinline bool fwd_cache_track(struct fwd_entry *entry)
 {

@@ -176,8 +176,7 @@ static __always_inline void fwd_entry_translate(struct fwd_entry *entry, enum si
 }
 
 /*
- * Has the entry translate its packets as conntrack does. That holds for 50 ms, a fourth of other
- * decisions' time.
+ * Has the entry translate its packets as conntrack does. That holds for at most 50 ms, a fourth of other decisions' time.
  */
 static __always_inline void fwd_entry_translate_ct(struct fwd_entry *entry,
 						   const struct ct_translation *t)

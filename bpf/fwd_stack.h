@@ -12,8 +12,7 @@
 #define FWD_NEW_JIFFIES (config.cache_jiffies / 12)
 
 /*
- * Reports whether the connection is so new that no CPU can have offloaded it: if one has, it has
- * left a hint.
+ * Reports whether the connection is so new that no CPU can have offloaded it: that leaves a hint.
  */
 static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry, const struct packet *p)
 {
@@ -147,7 +146,7 @@ static __always_inline struct fwd_entry *fwd_cache_lookup_sent(struct __sk_buff 
 	return entry;
 }
 
-/* Has the next packet of p's connection decided in full: it has a flow of rules now. */
+/* Has the next packet of p's connection decided in full, because rules have a flow of it now. */
 static __always_inline void fwd_cache_recount(struct __sk_buff *skb, struct packet *p)
 {
 	struct fwd_entry *entry = fwd_cache_lookup_sent(skb, p);
@@ -157,8 +156,8 @@ static __always_inline void fwd_cache_recount(struct __sk_buff *skb, struct pack
 }
 
 /*
- * Tags p, which goes through the stack, for the last hook: it creates the flow of p, which is addressed to a container, and has none
- * (forward_track_pending), or does what enum pending says.
+ * Tags p, which goes through the stack, so that the last hook creates the flow of p, if p goes to a container and has none
+ * (forward_track_pending), or obeys enum pending.
  */
 static __always_inline void fwd_tag_pending(struct __sk_buff *skb, const struct packet *p,
 					    __u8 pending)

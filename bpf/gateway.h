@@ -107,7 +107,7 @@ static __noinline int gateway_deliver(struct __sk_buff *skb, const struct packet
 	return gateway_to_endpoint(skb, p, to);
 }
 
-/* Does what gateway_forward and gateway_deliver do, for p from a container with unknown ports. */
+/* Like gateway_forward and gateway_deliver, for a container's p with unknown ports. */
 static __noinline int gateway_unparsed(struct __sk_buff *skb, const struct packet *p,
 				       const struct device *device, int parsed)
 {

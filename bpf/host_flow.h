@@ -32,11 +32,9 @@ static __always_inline bool host_flow_held_rst(const struct flow_key *key)
 }
 
 /*
- * Reports whether p is the first RST by which the host refuses a segment of none of its
- * sockets. The segment may belong to a masqueraded flow whose entry was lost, and which
- * the container's next packet restores. So the first RST of a tuple is held back. RSTs to
- * a client's port, and from a former host port, are not: the remote may be the client of a
- * removed service.
+ * Reports whether p is the first RST by which the host refuses a segment that no socket expects. The segment may belong to a
+ * masqueraded flow whose entry was lost, and which the container's next packet restores. So the first RST of a tuple is held
+ * back. RSTs to a client's port, and from a former host port, are not: the remote may be the client of a removed service.
  */
 static __always_inline bool host_flow_rst_is_spurious(struct __sk_buff *skb, const struct packet *p)
 {

@@ -213,7 +213,7 @@ struct {
 	__type(value, struct addr);
 } gateway_routes SEC(".maps");
 
-/* Written by ADD for each uplink it attaches programs to, removed after the uplink is. */
+/* Written by whoever attaches programs to an uplink; removed when the device is gone. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);

@@ -154,8 +154,8 @@ static __always_inline bool masq_has_ended(const struct flow *flow, const struct
 }
 
 /*
- * Reports whether the ended flow leaves its port to the other one. An answer may arrive twice. Only
- * one question with one answer leaves it at once: nothing of it is in the forwarding cache.
+ * Reports whether the ended flow yields its port. An answer may arrive twice. Only a flow of one question and one answer yields
+ * at once: it is not in the forwarding cache.
  */
 static __always_inline bool masq_yields(const struct flow *flow, const struct flow *to,
 					enum masq_reuse reuse)
@@ -381,8 +381,8 @@ static __always_inline bool masq_loses(struct __sk_buff *skb, const struct packe
 }
 
 /*
- * Returns the masqueraded flow with the tuple of p, from the outside or a container; or NULL.
- * If p opens a connection, it is not a reply, but its tuple is in use. A copy from before p updates it.
+ * Returns the masqueraded flow with the tuple of p, from the outside or a container; or NULL. If p opens a connection, it is no
+ * reply, but the tuple is in use. The copy predates p's update.
  */
 static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const struct packet *p,
 						 enum flow_access access)

@@ -34,8 +34,7 @@ static __always_inline struct moved *moved_lookup(__u64 sides, __u32 port)
 }
 
 /*
- * Returns the number of candidates that a flow of the place can have that has been idle for at most
- * that many ticks.
+ * Returns the number of candidates of a flow of the place that has been idle for at most that many ticks.
  */
 __noinline int moved_candidates(__u64 sides, __u32 port, __u32 idle)
 {

@@ -197,8 +197,7 @@ static __always_inline bool ct_update_is_due(const struct packet *p, const struc
 }
 
 /*
- * Records that p's side bypasses the stack: what it has sent before ends where p begins, also if
- * the delivery was not recorded.
+ * Records that p's side bypasses the stack: conntrack has its data up to p, even if the delivery was not recorded.
  */
 static __always_inline void ct_record_bypass(struct __sk_buff *skb, const struct packet *p,
 					     const struct connection *c)
@@ -215,9 +214,8 @@ static __always_inline void ct_record_bypass(struct __sk_buff *skb, const struct
 }
 
 /*
- * Reports whether the other side's data in conntrack may not be acknowledged. Until then, each
- * packet is decided in full; but not for more than a second, because the remote's packet may be
- * forged.
+ * Reports whether conntrack may still await an ACK of the other side's data. Meanwhile packets are decided in full, for at most a
+ * second: a remote's may be forged.
  */
 static __always_inline bool ct_may_await_ack(const struct connection *c, __u32 now)
 {

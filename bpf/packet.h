@@ -21,7 +21,7 @@ enum refused { /* the packet, by the rules of */
 enum pending {
 	PENDING_NOT = 0,
 	PENDING_JUDGE = 1,   /* asks the rules */
-	PENDING_COMPARE = 2, /* the same, unless the packet is as it was: all rules admit that */
+	PENDING_COMPARE = 2, /* asks only about a changed packet: all rules admit the original */
 };
 
 /* What the hooks have decided about a packet. */
@@ -46,8 +46,8 @@ struct decision {
 	bool ct_nat;	      /* the host's rules translate the connection: ct_nat.h */
 	bool paired;	      /* the rules of sender and receiver admit it: policy_pair.h */
 	bool as_sent; /* from_container has found that all rules admit it, and it is as it was */
-	bool changed; /* the stack has, so its sender knows the connection by another tuple */
-	__u8 revoked; /* not 0: its connection was admitted; the enum reason why it no longer is */
+	bool changed; /* by the stack: its sender knows another tuple */
+	__u8 revoked; /* enum reason why its connection is no longer admitted, or 0 */
 	__u8 refused; /* enum refused */
 	bool reset;   /* as TAG_RESET */
 	__u16 policy_generation; /* as in struct fwd_entry */

@@ -213,9 +213,9 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 }
 
 /*
- * Reports whether the flow of both containers admits the packet in pkt_scratch, which one sends to the other,
- * behind the device ifindex, as it is; or whether the rules of both do. If not, each container's rules judge
- * it on their own. A reply is admitted also if the stack changes it.
+ * Reports whether the flow of both containers admits the packet in pkt_scratch, which one sends to the other, behind the device
+ * ifindex, unchanged, or the rules of both do. If not, each container's rules judge it separately. A reply may also be changed by
+ * the stack.
  */
 __noinline int policy_pair_admits(struct __sk_buff *skb, __u32 ifindex)
 {
@@ -292,8 +292,7 @@ static __always_inline void policy_pair(struct __sk_buff *skb, struct packet *p,
 }
 
 /*
- * Reports whether the policies on which p depends have admitted its connection a moment ago: entry is the decision for
- * it, or NULL. Not for what opens one.
+ * Reports whether the cached decision entry, or NULL, shows that p's policies admit its connection. False if p opens one.
  */
 static __always_inline bool policy_entry_admits(const struct fwd_entry *entry,
 						const struct packet *p)
@@ -304,8 +303,8 @@ static __always_inline bool policy_entry_admits(const struct fwd_entry *entry,
 }
 
 /*
- * The same for p, which the flow of decided.flow_kind translates. So it is known who has opened the connection, and only
- * those rules matter: they are asked again for each packet, which needs no flow of theirs.
+ * The same for p, which the flow of decided.flow_kind translates. It tells who opened the connection, so only that side's rules
+ * are asked, for each packet and without a FLOW_POLICY.
  */
 static __always_inline bool policy_receives_translated(struct __sk_buff *skb, struct packet *p,
 						       const struct device *receiver)

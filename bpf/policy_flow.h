@@ -54,8 +54,8 @@ static __always_inline bool policy_admits_flow(struct policy_args *args, const s
 }
 
 /*
- * Sets args->new to the flow with the key in args, if the connection is older than the container's rules
- * (maps/flows_opened.go).
+ * Sets args->new to the flow with the key in args, if the connection is older than the container's rules (AdmitReplies in
+ * maps/flows.go).
  */
 static __always_inline bool policy_find_older(const struct policy_args *policy,
 					      struct flow_args *args)
@@ -159,9 +159,8 @@ static __always_inline bool policy_admits_again(struct policy_args *policy,
 }
 
 /*
- * Has the last hook judge p, which the flow of the container that sends it admits, unless the flow shows the peer that the stack
- * makes of p's address. A datagram, and what the stack translates, may get another one than the packets before: for TCP
- * it does once conntrack has forgotten the connection.
+ * Has the last hook judge p, although a flow of its sender admits it, unless the flow has p's peer after translation. That peer
+ * may change: for datagrams at any time, for TCP once conntrack has forgotten the connection.
  */
 static __always_inline void policy_await(struct packet *p, const struct policy_args *policy,
 					 const struct flow_key *key, const struct flow *flow)
@@ -224,7 +223,7 @@ static __always_inline bool policy_has_flow(const struct policy_args *policy)
 	       args->flow.policy_generation == policy->generation && !flow_expired(&args->flow);
 }
 
-/* The key for p, received under the container's address, to which it is perhaps yet to be translated. */
+/* The key for p, whose destination is the container's, perhaps only after translation. */
 static __always_inline void policy_received_key(struct flow_key *key, const struct packet *p)
 {
 	flow_received_key(key, p, FLOW_POLICY);

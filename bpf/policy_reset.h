@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Revoked TCP connections: each side gets a RST for the next segment that it sends, with the number that it has
- * acknowledged (RFC 5961). The flow of the container whose rules have refused the segment shows that they had admitted
- * the connection, and records which side has got its RST. A side gets another one only if it has acknowledged more since,
- * so that the first one was too old.
+ * Revoked TCP connections: each side gets a RST for the next segment that it sends, with the number that it has acknowledged (RFC
+ * 5961). The flow of the container whose rules have refused the segment shows that they had admitted the connection, and records
+ * which side has got its RST. A side gets another RST only if it has acknowledged more since: then the first was too old.
  *
  * The segment itself becomes the RST, so nobody can send more RSTs than segments. Where it goes:
  *  - to the container that has sent the segment, if the stack has not translated it. The address must be that of the
@@ -33,8 +32,8 @@ static __always_inline bool reset_may_answer(const struct packet *p)
 }
 
 /*
- * Returns the time and the number of RSTs for connections of the owner in this tick. It is in tuple_notes, beside hints about
- * tuples, where another id may overwrite it.
+ * Returns the time and the number of RSTs for connections of the owner in this tick. It is in tuple_notes, where another id may
+ * overwrite it.
  */
 static __always_inline __u32 reset_count(__u64 owner, __u32 *id)
 {
@@ -90,8 +89,8 @@ static __always_inline bool reset_has_flow(const struct policy_args *policy, str
 }
 
 /*
- * Reports whether the sender of the packet in pkt_scratch gets a RST: whether the container in policy_scratch, whose rules have
- * refused it, has a flow of it that they had admitted.
+ * Reports whether the sender of the packet in pkt_scratch gets a RST: the container in policy_scratch, which refused it, has a
+ * flow that its rules had admitted.
  */
 __noinline int reset_is_due(struct __sk_buff *skb)
 {

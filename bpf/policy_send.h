@@ -19,8 +19,8 @@ static __always_inline bool policy_has_sent(const struct policy_args *args,
 
 /*
  * Creates the flow of a connection whose peer is known now, and which the rules admit: by the last hook, where p has the tag,
- * because the host may have translated p since from_container; or past the stack. If another packet has overwritten what
- * p was, the tag tells whether p has changed.
+ * because the host may have translated p since from_container; or past the stack. If another packet has overwritten the entry,
+ * the tag tells whether p has changed.
  */
 static __always_inline void policy_track_pending(const struct policy_args *args, struct packet *p,
 						 __u32 tag)
@@ -68,8 +68,8 @@ __noinline int policy_track_host_port(struct __sk_buff *skb)
 }
 
 /*
- * Reports whether from_uplink has found that the rules of the container behind receiver admit p, which has the tag. Others
- * than uplinks could forge it.
+ * Reports whether from_uplink has found that the rules of the container behind receiver admit p, which has the tag. Only uplinks
+ * are trusted to set it.
  */
 static __always_inline bool policy_is_judged(struct __sk_buff *skb, const struct packet *p,
 					     const struct device *receiver, __u32 tag)
@@ -79,9 +79,9 @@ static __always_inline bool policy_is_judged(struct __sk_buff *skb, const struct
 }
 
 /*
- * Reports whether p, which leaves for the outside with the tag, belongs to a connection that the rules in args
- * admit, and that its receiver has opened: by a host port, or by a flow for which from_container has not looked. If they no
- * longer do, p->decided.revoked says so.
+ * Reports whether p, which leaves for the outside with the tag, belongs to a connection that the rules in args admit and its
+ * receiver has opened, by a host port or a flow that from_container has not looked up. Sets p->decided.revoked if they no longer
+ * do.
  */
 static __always_inline bool policy_is_reply(struct policy_args *args, struct packet *p, __u32 tag)
 {
@@ -142,9 +142,9 @@ static __always_inline bool policy_has_left(struct __sk_buff *skb, struct packet
 }
 
 /*
- * Reports whether the packet in pkt_scratch, with the tag, is exactly the one of which from_container has found that all rules admit
- * it, on its way to where its address says. The id has more bits than the tag, so nobody finds a tuple that passes for
- * another one, while a second CPU writes the entry.
+ * Reports whether the packet in pkt_scratch, with the tag, is unchanged since from_container found that all rules admit it, and
+ * goes where its address says. The id has more bits than the tag, so nobody finds a tuple that passes for another one, while a
+ * second CPU writes the entry.
  */
 __noinline int policy_is_as_sent(struct __sk_buff *skb, __u32 tag)
 {
@@ -209,10 +209,9 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 }
 
 /*
- * The same for the packet in pkt_scratch, if the stack does not know the sender's device: another plugin's bridge has
- * given it the packet, or it has split it anew (packet_ingress). from_container has left the device in routed; without
- * the tag, the source tells. An entry that other packets have overwritten admits nothing, nor does one of another
- * container than the source's.
+ * The same for the packet in pkt_scratch, if the stack does not know the sender's device: the packet comes from another plugin's
+ * bridge, or the stack has split it again (packet_ingress). from_container has left the device in routed; without the tag, the
+ * source address identifies it. An entry of other packets or of another container admits nothing.
  */
 __noinline int policy_leaves_unseen(struct __sk_buff *skb, __u32 tag)
 {
@@ -267,8 +266,8 @@ __noinline int policy_admits(struct __sk_buff *skb, __u32 from, __u32 to, __u32 
 }
 
 /*
- * Reports whether the container in args may send p to where it leads, enum exit: not if that is the host, or past our
- * programs, and the rules do not admit it. The last hook judges all else.
+ * Reports whether the container in args may send p by exit. To the host, or past our programs, the rules must admit it. The last
+ * hook judges all else.
  */
 static __always_inline bool policy_sends_away(struct __sk_buff *skb, struct policy_args *args,
 					      const struct device *device, const struct packet *p,

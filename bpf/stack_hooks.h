@@ -263,12 +263,11 @@ static __always_inline __u32 stack_hooks_read(struct __sk_buff *skb, __u32 other
 }
 
 /*
- * Returns what the stack has for forwarded packets of skb's family and device, and of the device
- * other, where its way begins or ends; 0: unknown. The result has bits of enum stack_hook: those of
- * devices only if there are no others. Reads the kernel's structures once per jiffy: the note has
- * a hash of the devices, 24 bits of the jiffy, and 8 of the result. Without hooks, packets between the
- * two devices bypass the stack without an entry. That voids what is known of the stack: if its hooks
- * return, it has not seen what was sent meanwhile.
+ * Returns what the stack has for forwarded packets of skb's family and device, and of the device other, where its way begins or
+ * ends; 0: unknown. The result has bits of enum stack_hook: those of devices only if there are no others. Reads the kernel's
+ * structures once per jiffy: the note has a hash of the devices, 24 bits of the jiffy, and 8 of the result. Without hooks,
+ * packets between the two devices bypass the stack without an entry. So records of the stack are void: if its hooks return, it
+ * has not seen these packets.
  */
 __noinline enum stack_hook stack_hooks_of(struct __sk_buff *skb, __u32 other)
 {

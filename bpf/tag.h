@@ -7,7 +7,7 @@
 
 enum tag {
 	TAG_NONE = 0,
-	TAG_BYPASS_ONCE = 0xe9, /* TAG_BYPASS, but the connection's next packet perhaps does not */
+	TAG_BYPASS_ONCE = 0xe9, /* TAG_BYPASS, but the connection's next packet may not bypass */
 	/* A RST in the name of a container (policy_reset.h). A container can set it, so the flow must agree. */
 	TAG_RESET = 0xea,
 	TAG_BYPASS = 0xeb,     /* bypasses the stack; to_uplink still has to translate it */

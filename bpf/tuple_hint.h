@@ -111,8 +111,8 @@ static __always_inline void tuple_hint_delivery(const struct packet *p, __u16 ho
 }
 
 /*
- * Reports whether the stack has recently delivered a UDP packet whose tuple there is the inverse of this one;
- * *hop is its next hop, *tick the time.
+ * Reports whether the stack has recently delivered a UDP packet with the inverse tuple; sets *hop to its next hop and *tick to
+ * the time.
  */
 static __always_inline bool tuple_reply_is_delivered(const struct fwd_key *tuple, bool translated,
 						     __u16 *hop, __u32 *tick)

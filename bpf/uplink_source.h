@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whether an uplink can have received a packet with these addresses. They are judged before ports,
- * so that no header hides the sender. A packet like others in the forwarding cache is not judged
- * again.
+ * Whether an uplink can have received a packet with these addresses. They are judged before ports, so that no header hides the
+ * sender. Packets that the forwarding cache handles are not judged again.
  */
 #pragma once
 

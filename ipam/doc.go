@@ -51,5 +51,5 @@
 // finds an attachment's reservations in it. [Pool] has the operations, one per CNI verb;
 // each takes the lock once, and briefly.
 //
-// The package imports nothing of this module but loader/flock.
+// The package imports of this module only loader/flock and plugin/show.
 package ipam

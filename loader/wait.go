@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WaitForPrograms returns when no program runs that has begun before.
+// WaitForPrograms waits for the programs that now run.
 func WaitForPrograms() error {
 	const global = 1 // MEMBARRIER_CMD_GLOBAL: waits for RCU
 

@@ -16,7 +16,7 @@ import (
 // tick is the unit of time in maps: bpf/time.h.
 const tick = 1 << 30 * time.Nanosecond
 
-// FlowEntry is an entry of flows, with its times.
+// FlowEntry is an entry of flow_table, with its times.
 type FlowEntry struct {
 	Flow
 	Age     time.Duration // since it was opened, modulo 2^16 ticks (19 hours)
@@ -60,9 +60,8 @@ func CountFlows(dp *loader.Datapath) (map[FlowState]int, error) {
 	return counts, nil
 }
 
-// FlowTableUse returns the share of the places in flow_table whose flows no other flow may replace. It reads a part of
-// a large table, and of that also the free places, so that its cost does not depend on the number of flows. 0 if the
-// table is not open.
+// FlowTableUse returns the share of the places in flow_table whose flows no other flow may replace. It samples 64 buckets, so its
+// cost does not depend on the number of flows. 0 if the table is not open.
 func FlowTableUse(dp *loader.Datapath) (share float64, err error) {
 	const most = 64 // buckets
 
@@ -255,7 +254,7 @@ func cacheEntryOf(value bpf.FwdEntry, generation uint32, now loader.Clock) Cache
 // replaces reports whether e is more current than another CPU's entry for the same direction. A CPU may
 // still count packets while another one has them bypass the stack.
 func (e CacheEntry) replaces(other CacheEntry) bool {
-	const atOnce = 500 * time.Millisecond // an entry holds for half a second at most
+	const atOnce = 200 * time.Millisecond // an entry holds for 200 ms at most
 
 	if distance := e.Idle - other.Idle; distance.Abs() > atOnce || (e.State == "bypass") == (other.State == "bypass") {
 		return distance < 0

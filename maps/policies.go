@@ -145,8 +145,7 @@ func (p policies) set(entry *bpf.Policy, owner loader.Owner, refs [2]RuleSetRef,
 	return isKnown
 }
 
-// finishPolicies removes the rule sets that no policy refers to any more, when no program uses them. What is new is in effect
-// before, but see reordersLoads.
+// finishPolicies removes unused rule sets once no program reads them. New ones take effect earlier, but see reordersLoads.
 func (s *Store) finishPolicies() error {
 	if len(s.revoked) > 0 {
 		if err := loader.WaitForPrograms(); err != nil {
@@ -166,7 +165,7 @@ func (s *Store) finishPolicies() error {
 	return s.removeUnusedRuleSets(all)
 }
 
-// reordersLoads says that a program may read a new generation, and then something that changed before it as it was before.
+// reordersLoads says that a program may read a new generation, and then an old value that changed earlier.
 const reordersLoads = runtime.GOARCH != "amd64"
 
 // freePolicies frees the entries of owners that are attachments. Their rules stay in force until another container gets

@@ -49,8 +49,8 @@ func (a *adder) awaitPodPolicy(ctx context.Context) error {
 }
 
 // addPolicy writes the container's rules, which its device's entry refers to. Those of NetworkPolicies replace those of the
-// configuration, which the agent returns to when the namespace has no policies any more. It reads the agent's files with the
-// lock held: the agent looks for running pods of a namespace after it has written that the namespace has policies.
+// configuration, which apply again when the namespace has no policies. It reads the agent's files with the lock held: the agent
+// looks for running pods of a namespace after it has written that the namespace has policies.
 func (a *adder) addPolicy(store *maps.Store) (index maps.PolicyIndex, err error) {
 	if ingress, egress := a.config.RuleSets(); ingress != nil || egress != nil {
 		if index, err = store.PutPolicy(a.owner, ingress, egress); err != nil {

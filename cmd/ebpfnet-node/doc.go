@@ -1,6 +1,6 @@
-// Command ebpfnet-node turns a cluster's Node objects into routes, entries of the datapath for the prefixes of other
-// nodes, and this node's conflist. It reads the API and writes nothing to it. No packet and no start of a pod depends on
-// it: while it is down, only changes of nodes and of NetworkPolicies are missed.
+// Command ebpfnet-node turns a cluster's Node objects into routes, entries of the datapath for the prefixes of other nodes, and
+// this node's conflist. It reads the API and writes nothing to it. No packet depends on it. While it is down, it misses changes,
+// and pods that need policies wait.
 //
 // It is a module of its own, because client-go has more dependencies than all of ebpfnet.
 //

@@ -113,7 +113,7 @@ func (e *enforcer) run(ctx context.Context) {
 	}
 }
 
-// settle lets the watches take what they have read together with a change.
+// settle waits for the watches to take events that came with a change.
 func (e *enforcer) settle() {
 	runtime.Gosched()
 	select {
@@ -232,7 +232,7 @@ func (e *enforcer) change(changes *policies.Changes) error {
 	return err
 }
 
-// tell writes which namespaces have policies, and whether new ones have. It renews the file each minute, from which ADD knows
+// tell writes which namespaces have policies, and whether unknown ones may. It renews the file each minute, from which ADD knows
 // that the agent runs, and hears of new policies.
 func (e *enforcer) tell(namespaces []string, isForAll bool) error {
 	slices.Sort(namespaces)

@@ -20,11 +20,10 @@ var ErrNoAttachment = errors.New("no such container")
 
 var errPod = errors.New("only the node agent changes the rules of this pod")
 
-// Set changes settings of running containers: of all in the filter's network, or of those with the
-// filter's container ID and interface unless these are "". CHECK then expects the new settings,
-// and DEL removes them. Under stricter rules, the connections that a container has opened
-// continue. Set returns the names of the changed attachments, and warnings about connections that
-// end although they should not. Without attachments, its error wraps ErrNoAttachment.
+// Set changes settings of running containers: of all in the filter's network, or of those with the filter's container ID and
+// interface unless these are "". CHECK then expects the new settings, and DEL removes them. Connections that stricter rules do
+// not admit end; others continue. Set returns the names of the changed attachments, and warnings about connections that end
+// although they should not. Without attachments, its error wraps ErrNoAttachment.
 func (o *Host) Set(ctx context.Context, filter maps.Attachment, s record.Settings) (changed, warnings []string, err error) {
 	devices, err := maps.Devices(o.datapath)
 	var unreadable []error // records, of any network

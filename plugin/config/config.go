@@ -284,7 +284,7 @@ func (c *Call) checkIfName() error {
 func (c *netConf) check() error {
 	const (
 		minMTU, largestMTU = 68, 65535     // RFC 791; the largest MTU of a veth
-		minFlows, maxFlows = 1024, 1 << 24 // 4 GiB
+		minFlows, maxFlows = 1024, 1 << 24 // 1.7 GiB
 	)
 	for key, value := range map[string]json.RawMessage{
 		"runtimeConfig.infinibandGUID": c.RuntimeConfig.InfinibandGUID,

@@ -101,8 +101,8 @@ func (r *Runtime) Status(ctx context.Context) error {
 	return r.cni.GetStatusNetworkList(ctx, r.list)
 }
 
-// Calls returns all executions of plugins so far, in the order in which they ended, with their exact
-// input and output. It does not include IPAM plugins that a plugin executes.
+// Calls returns the last executions of plugins, in the order in which they ended, with their exact input and output. It does not
+// include IPAM plugins that a plugin executes.
 func (r *Runtime) Calls() []*Call { return r.exec.list() }
 
 // LastCall returns the latest execution of a plugin.

@@ -8,7 +8,7 @@ import (
 	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
 )
 
-// addBlocks adds the blocks of addresses that the rules tell apart. One that differs in nothing from that around it is none.
+// addBlocks adds the blocks of addresses that the rules tell apart. A prefix like the one around it gets none.
 func (t *tiered) addBlocks() {
 	const most = 1 << 24 // comparisons
 

@@ -43,7 +43,7 @@ type Pod struct {
 	Addresses       []netip.Addr
 	Ports           []NamedPort
 	HostNetwork     bool
-	IsMirror        bool // it says that it mirrors a static pod, whose UID it has
+	IsMirror        bool // it claims to mirror the static pod with its UID
 	IsDone          bool // it has succeeded or failed, so its addresses may be another pod's
 }
 

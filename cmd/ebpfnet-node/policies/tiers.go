@@ -11,9 +11,9 @@ import (
 	"github.com/ebpfnet/ebpfnet/plugin/policy"
 )
 
-// The entries of a rule set only admit. So where rules deny, a class or a block has entries for what is left: the compiler
-// asks all rules in order what they do with it. An address has both a class and a block, and what either admits. Therefore
-// a block of pods' addresses admits only what the rules do of any pod, so also of one that the agent does not know yet.
+// The entries of a rule set only admit. So where rules deny, a class or a block has entries for what is left: the compiler asks
+// all rules in order what they do with it. An address gets what its class or its block admits. Therefore a block of pods'
+// addresses admits only what the rules do of any pod, so also of one that the agent does not know yet.
 
 // defaultRule admits what no policy decides.
 var defaultRule = &rule{name: "the default", anyPeer: true, anyPort: true}

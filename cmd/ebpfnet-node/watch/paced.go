@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// pace is how long a connection is not read after all that it had.
+// pace is the pause before a drained connection is read again.
 const pace = 40 * time.Millisecond
 
 // paced is a connection of which events that follow each other closely are read together: to wake the process costs more than
