@@ -169,6 +169,7 @@ func TestParseErrors(t *testing.T) {
 		{"addresses of args without ipam", "", without(`"args": {"cni": {"ips": ["10.88.0.7"]}}`), cnitypes.ErrInvalidNetworkConfig, []string{"args.cni.ips", "10.88.0.7", "ipam"}},
 		{"IP without ipam", "IP=10.88.0.7", without(), cnitypes.ErrInvalidEnvironmentVariables, []string{"CNI_ARGS", "10.88.0.7", "ipam"}},
 		{"ipam of no type", "", []byte(`{"name": "pods", "ipam": {"subnet": "10.88.0.0/16"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.type", "host-local"}},
+		{"ipam of the plugin itself", "", []byte(`{"name": "pods", "ipam": {"type": "ebpfnet"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.type", "ebpfnet", "host-local"}},
 		{"host-local's own", "", []byte(`{"name": "pods", "ipam": {"type": "host-local"}}`), cnitypes.ErrInvalidNetworkConfig, []string{"ipam.ranges"}},
 		{"null in prevResult", "", confWith(`"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/16"}, null]}`), cnitypes.ErrInvalidNetworkConfig, []string{"prevResult.ips[1]", "null"}},
 		{"prevResult", "", confWith(`"prevResult": {"cniVersion": "1.0.0", "ips": 1}`), cnitypes.ErrInvalidNetworkConfig, []string{"prevResult"}},

@@ -152,6 +152,9 @@ func delegateType(section json.RawMessage) (string, error) {
 	if err != nil || kind == ownIPAM {
 		return "", err
 	}
+	if kind == PluginType { // it would execute itself without end
+		return "", cnierr.Invalid("ipam.type", kind, `"host-local", which ebpfnet has built in, or another IPAM plugin`)
+	}
 	return kind, nil
 }
 

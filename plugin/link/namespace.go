@@ -40,8 +40,14 @@ func InNamespace(ns netns.NsHandle, do func() error) error {
 func OnThread(do func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-		done <- do()
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() { // the main thread never ends, and /proc/self shows its namespace
+			err := OnThread(do)
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		done <- do() // not unlocked: the thread ends with the goroutine
 	}()
 	return <-done
 }
