@@ -3,6 +3,7 @@ package ipam
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -99,6 +100,36 @@ func TestReclaimAfterReboot(t *testing.T) {
 				if _, err := pool.Reserve(t.Context(), Attachment{"c3", "eth0"}); !errors.Is(err, ErrExhausted) {
 					t.Errorf("after that: %v, want ErrExhausted", err)
 				}
+			}
+		})
+	}
+}
+
+// An address that somebody uses is not assigned, whether it is free, reclaimable, or the holder's of an earlier boot.
+func TestReserveUsed(t *testing.T) {
+	const used = "10.1.0.2"
+	first := Attachment{"c1", "eth0"}
+	for name, holder := range map[string]Attachment{"free": {}, "another's of an earlier boot": {"c9", "eth0"}, "its own of an earlier boot": first} {
+		t.Run(name, func(t *testing.T) {
+			pool, _, reboot := newBootPool(t, `[[{"subnet": "10.1.0.0/29", "rangeEnd": "10.1.0.3"}]]`)
+			if holder != (Attachment{}) {
+				mustReserve(t, pool, holder)
+				reboot("second")
+			}
+			pool.options.InUse = func(addr netip.Addr) error {
+				if addr.String() == used {
+					return errors.New("somebody uses " + used)
+				}
+				return nil
+			}
+			if got := mustReserve(t, pool, first); got != "10.1.0.3" {
+				t.Errorf("got %s, want the one that nobody uses", got)
+			}
+			if _, err := pool.Reserve(t.Context(), Attachment{"c2", "eth0"}); !errors.Is(err, ErrExhausted) {
+				t.Errorf("got %v, want ErrExhausted", err)
+			}
+			if held, err := pool.Reserved(t.Context(), first); err != nil || fmt.Sprint(held) != "[10.1.0.3]" {
+				t.Errorf("reserved: got %v, %v", held, err)
 			}
 		})
 	}

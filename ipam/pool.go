@@ -47,7 +47,7 @@ type Options struct {
 	// Alive reports whether an attachment exists although its reservation is from an
 	// earlier boot. Nil: none does.
 	Alive func(Attachment) bool
-	// InUse returns an error if somebody without a reservation has a free address, which is
+	// InUse returns an error if somebody without a reservation has an address, which is
 	// then not assigned. Nil: nobody has.
 	InUse func(netip.Addr) error
 	Log   *slog.Logger // nil discards

@@ -80,7 +80,7 @@ func (r *reservation) reserveEach(ctx context.Context) error {
 }
 
 // reserveFrom reserves an address of range set i: the requested one, the one that the
-// holder has, the next free one, or, if none is free, one that can be reclaimed.
+// holder has, the next free one, or, if none is free, one that can be reclaimed; never one that somebody uses.
 func (r *reservation) reserveFrom(ctx context.Context, i int) (netip.Addr, error) {
 	if requested := r.pool.requested(i); requested.IsValid() {
 		if err := r.reserveAddr(requested); err != nil {
@@ -89,26 +89,32 @@ func (r *reservation) reserveFrom(ctx context.Context, i int) (netip.Addr, error
 		return requested, r.refuseUsed(requested)
 	}
 	if addr := r.heldIn(r.pool.cfg.Ranges[i]); addr.IsValid() {
-		return addr, r.reserveAddr(addr)
+		if unused, err := r.unlessUsed(r.reserveHeld)(addr); unused || err != nil {
+			return addr, err
+		}
 	}
-	return r.pool.search(ctx, r.store, i, r.reserveFree, func(addr netip.Addr) (bool, error) {
+	return r.pool.search(ctx, r.store, i, r.unlessUsed(r.store.reserve), r.unlessUsed(func(addr netip.Addr) (bool, error) {
 		existing, err := r.store.reclaim(addr, nil)
 		return existing == nil, err
-	})
+	}))
 }
 
-// reserveFree reserves an address that is free and that nobody uses.
-func (r *reservation) reserveFree(addr netip.Addr) (bool, error) {
-	reserved, err := r.store.reserve(addr)
-	if !reserved || err != nil {
-		return false, err
+// unlessUsed returns a function that reserves an address and keeps it only if nobody uses it.
+func (r *reservation) unlessUsed(reserve func(netip.Addr) (bool, error)) func(netip.Addr) (bool, error) {
+	return func(addr netip.Addr) (bool, error) {
+		reserved, err := reserve(addr)
+		if !reserved || err != nil {
+			return false, err
+		}
+		if err := r.refuseUsed(addr); err != nil {
+			r.pool.log.Warn("skip an address", "err", err)
+			return false, nil
+		}
+		return true, nil
 	}
-	if err := r.refuseUsed(addr); err != nil {
-		r.pool.log.Warn("skip an address", "err", err)
-		return false, nil
-	}
-	return true, nil
 }
+
+func (r *reservation) reserveHeld(addr netip.Addr) (bool, error) { return true, r.reserveAddr(addr) }
 
 // refuseUsed releases an address that somebody without a reservation has, and returns an error.
 func (r *reservation) refuseUsed(addr netip.Addr) error {
