@@ -330,19 +330,19 @@ func addContainerAddress(ns netns.NsHandle, container *netlink.Handle, device *n
 
 // ContainerRoutes returns all routes of the container: to each gateway, to the subnets through their gateways, and the
 // configured ones in their order. A configured route without a gateway, or with one of its own, gets the gateway of the
-// first address of its family.
+// first address of its family. Addresses may share a gateway or a subnet, whose route is that of the first of them.
 func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route) []netlink.Route {
 	var toGateways, others []netlink.Route
+	seen := map[netip.Prefix]bool{}
 	for _, address := range addresses {
 		if !address.Gateway.IsValid() {
 			continue
 		}
-		toGateways = append(toGateways, netlink.Route{
-			LinkIndex: ifindex,
-			Dst:       ipNet(hostPrefix(address.Gateway)),
-			Scope:     netlink.SCOPE_LINK,
-		})
-		if subnet := address.Prefix.Masked(); !subnet.IsSingleIP() {
+		gateway, subnet := hostPrefix(address.Gateway), address.Prefix.Masked()
+		if !seen[gateway] {
+			toGateways = append(toGateways, netlink.Route{LinkIndex: ifindex, Dst: ipNet(gateway), Scope: netlink.SCOPE_LINK})
+		}
+		if !subnet.IsSingleIP() && !seen[subnet] {
 			others = append(others, netlink.Route{
 				LinkIndex: ifindex,
 				Dst:       ipNet(subnet),
@@ -350,6 +350,7 @@ func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route)
 				Src:       address.Prefix.Addr().AsSlice(),
 			})
 		}
+		seen[gateway], seen[subnet] = true, true
 	}
 	for _, route := range routes {
 		others = append(others, containerRoute(ifindex, addresses, route))

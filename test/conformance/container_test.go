@@ -179,6 +179,30 @@ func routeTo(t *testing.T, p *pod, dst string) netlink.Route {
 	return routes[0]
 }
 
+// TestSharedGateway has two addresses of one subnet, with the same gateway.
+func TestSharedGateway(t *testing.T) {
+	h := newHost(t)
+	h.path, _ = installIPAMScript(t, "scripted", `[ "$CNI_COMMAND" != ADD ] ||
+		echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.88.0.7/24"}, {"address": "10.88.0.8/24"}]}'`)
+	set := func(start, end string) list {
+		return list{object{"subnet": "10.88.0.0/16", "rangeStart": start, "rangeEnd": end}}
+	}
+	for name, conf := range map[string]object{
+		"configured": with(single("1.1.0"), "ipam.ranges", list{set("10.88.0.10", "10.88.0.99"), set("10.88.0.100", "10.88.0.199")}),
+		"default":    with(single("1.1.0"), "ipam", object{"type": "scripted"}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := h.pod(t, "c1", conf)
+			before := h.snapshot(t, p.Namespace)
+			result := p.add(t)
+			wantSuccess(t, p.try(t, "CHECK"), "")
+			wantPing(t, h.Node, addresses(result)...)
+			p.del(t)
+			h.wantUnchanged(t, before, p.Namespace)
+		})
+	}
+}
+
 func TestMTU(t *testing.T) {
 	h := newHost(t)
 	uplink, err := h.Node.Netlink().LinkByName(testenv.UplinkName)
