@@ -88,16 +88,20 @@ func (c *checker) checkRoutes(device netlink.Link) {
 	}
 }
 
-// routeDifferences compares what was asked for. Another plugin may have set the rest.
+// routeDifferences compares what was asked for. Another plugin may have set the rest. The MTU may be smaller, as that of
+// the device to the gateway.
 func routeDifferences(route, want netlink.Route) (wrong []string) {
 	if want.Gw != nil && !want.Gw.Equal(route.Gw) {
 		wrong = append(wrong, fmt.Sprintf("gateway %s, expected %s", route.Gw, want.Gw))
+	}
+	if want.MTU != 0 && (route.MTU == 0 || route.MTU > want.MTU) {
+		wrong = append(wrong, fmt.Sprintf("mtu %d, expected %d", route.MTU, want.MTU))
 	}
 	for _, field := range []struct {
 		name      string
 		got, want int
 	}{
-		{"mtu", route.MTU, want.MTU}, {"advmss", route.AdvMSS, want.AdvMSS}, {"priority", route.Priority, want.Priority},
+		{"advmss", route.AdvMSS, want.AdvMSS}, {"priority", route.Priority, want.Priority},
 	} {
 		if field.want != 0 && field.got != field.want {
 			wrong = append(wrong, fmt.Sprintf("%s %d, expected %d", field.name, field.got, field.want))

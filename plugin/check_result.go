@@ -138,9 +138,21 @@ func (c *checker) expectedRoutes(ifindex int) []netlink.Route {
 	const anyDevice = 0
 	ours, others := c.resultRoutes()
 	if c.config.IPAM == nil || c.container.IsOwn || len(ours) < len(c.config.IPAM.Routes) || !c.hasOwnAddresses() {
-		return link.ContainerRoutes(anyDevice, nil, c.config.PrevResult.Routes)
+		return c.routesAsReported()
 	}
 	return append(link.ContainerRoutes(ifindex, c.own, ours), link.ContainerRoutes(anyDevice, nil, others)...)
+}
+
+// routesAsReported returns the routes of prevResult, by any device. Those with a gateway of their own have any gateway:
+// ADD has sent them to the host, unless another plugin has made the interface.
+func (c *checker) routesAsReported() []netlink.Route {
+	routes := link.ContainerRoutes(0, nil, c.config.PrevResult.Routes)
+	for i, route := range c.config.PrevResult.Routes {
+		if _, own := link.OwnGateway(route, c.own); own && c.chained == nil {
+			routes[i].Gw = nil
+		}
+	}
+	return routes
 }
 
 // resultRoutes returns the routes of prevResult: those that the configuration asks for, and the others.

@@ -72,13 +72,16 @@ func TestGatewayOnUplink(t *testing.T) {
 	conf := with(dual("1.1.0"), "ipam.routes", list{
 		object{"dst": "203.0.113.0/24", "gw": testenv.SecondOutsideAddr4.String()}, object{"dst": "2001:db8:9::/48", "gw": testenv.SecondOutsideAddr6.String()},
 		object{"dst": "203.0.114.0/24", "gw": testenv.SecondOutsideAddr4.String(), "mtu": 1280}, object{"dst": "203.0.115.0/24", "gw": testenv.OutsideAddr4.String()},
+		object{"dst": "203.0.116.0/24", "gw": testenv.SecondOutsideAddr4.String(), "mtu": 1400},
 	})
 	refused := h.pod(t, "c1", with(conf, "uplinks", list{testenv.UplinkName}))
 	wantError(t, refused.try(t, "ADD"), codeInvalidConfig, "ipam.routes[0]", "203.0.113.0/24", testenv.SecondOutsideAddr4.String(), "uplink")
 
 	p := h.pod(t, "c2", conf)
 	result := p.add(t)
-	for dst, want := range map[string]int{"203.0.113.0/24": 1300, "2001:db8:9::/48": 1300, "203.0.114.0/24": 1280, "203.0.115.0/24": 0} {
+	for dst, want := range map[string]int{
+		"203.0.113.0/24": 1300, "2001:db8:9::/48": 1300, "203.0.114.0/24": 1280, "203.0.115.0/24": 0, "203.0.116.0/24": 1300,
+	} {
 		if got := routeTo(t, p, dst).MTU; got != want {
 			t.Errorf("MTU of the route to %s: got %d, want %d", dst, got, want)
 		}

@@ -143,7 +143,7 @@ func TestStaticIPAM(t *testing.T) {
 			testenv.Build(t, "github.com/containernetworking/plugins/plugins/ipam/static")
 			n := newNetworkWith(t, allVerbs(conflistOf(delegatingTo(fmt.Sprintf(`{"type": "static",
 				"addresses": [{"address": "10.88.0.7/24"%s}, {"address": "fd00:88::7/64"%s}],
-				"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}`, gateways[0], gateways[1])))))
+				"routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "203.0.113.0/24", "gw": "10.88.0.99"}]}`, gateways[0], gateways[1])))))
 			if err := n.Status(testenv.Context(t)); err != nil {
 				t.Errorf("STATUS: %v", err)
 			}
