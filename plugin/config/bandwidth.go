@@ -18,17 +18,22 @@ type bandwidthConf struct {
 	UnshapedSubnets []string `json:"unshapedSubnets"`
 }
 
-func (c bandwidthConf) isEmpty() bool {
-	return c.IngressRate == nil && c.IngressBurst == nil && c.EgressRate == nil && c.EgressBurst == nil && c.UnshapedSubnets == nil
+func (c bandwidthConf) hasLimits() bool {
+	return c.IngressRate != nil || c.IngressBurst != nil || c.EgressRate != nil || c.EgressBurst != nil
 }
 
 // bandwidth prefers the configuration's limits to those of the capability: as with the bandwidth
-// plugin, a container does not get more than its network allows.
+// plugin, a container does not get more than its network allows. The configuration's unshapedSubnets
+// are for either.
 func (c *netConf) bandwidth() (link.Bandwidth, error) {
-	if asked := c.RuntimeConfig.Bandwidth; c.bandwidthConf.isEmpty() && asked != nil {
-		return asked.parse("runtimeConfig.bandwidth.")
+	own, err := c.bandwidthConf.parse("")
+	asked := c.RuntimeConfig.Bandwidth
+	if err != nil || asked == nil || c.bandwidthConf.hasLimits() {
+		return own, err
 	}
-	return c.bandwidthConf.parse("")
+	b, err := asked.parse("runtimeConfig.bandwidth.")
+	b.Unshaped = append(own.Unshaped, b.Unshaped...)
+	return b, err
 }
 
 func (c bandwidthConf) parse(prefix string) (b link.Bandwidth, err error) {

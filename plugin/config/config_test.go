@@ -92,6 +92,12 @@ func TestParse(t *testing.T) {
 		{"keys of others", "", []string{`"cni.dev/attachments": []`, `"example.com/key": 1`, `"a/b": 2`}, func(*Config) string { return "" }, ""},
 		{"keys of the specification", "", []string{`"disableCheck": true`, `"disableGC": true`, `"capabilities": {"portMappings": true}`}, func(*Config) string { return "" }, ""},
 		{"capabilities that are null", "", []string{`"runtimeConfig": {"bandwidth": null, "deviceID": null, "dns": null}`}, func(*Config) string { return "" }, ""},
+		{"limits of the runtime", "",
+			[]string{`"unshapedSubnets": ["10.0.0.0/8"]`, `"runtimeConfig": {"bandwidth": {"ingressRate": 9000, "egressRate": 8000}}`}, bandwidthOf,
+			"9000 8000 [10.0.0.0/8]"},
+		{"limits of the network", "",
+			[]string{`"egressRate": 8000`, `"runtimeConfig": {"bandwidth": {"ingressRate": 9000, "unshapedSubnets": ["10.0.0.0/8"]}}`}, bandwidthOf,
+			"0 8000 []"},
 		{"prevResult that is null", "", []string{`"prevResult": null`}, func(c *Config) string { return fmt.Sprint(c.PrevResult) }, "<nil>"},
 		{"bigTCP, not set", "", nil, bigTCPOf, "true"},
 		{"bigTCP null", "", []string{`"bigTCP": null`}, bigTCPOf, "true"},
@@ -114,6 +120,10 @@ func TestParse(t *testing.T) {
 			}
 		})
 	}
+}
+
+func bandwidthOf(c *Config) string {
+	return fmt.Sprint(c.Bandwidth.Ingress.Rate, c.Bandwidth.Egress.Rate, c.Bandwidth.Unshaped)
 }
 
 func ruleSetsOf(c *Config) string {
