@@ -71,7 +71,9 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 	}
 	isChained := rec.ChainedIndex() != 0
 	if isChained {
-		err = errors.Join(err, v.removeLimits(rec, netns), v.restoreTuning(rec, netns))
+		var errPath error
+		netns, errPath = v.pathBehind(rec, netns)
+		err = errors.Join(err, errPath, v.removeLimits(rec, netns), v.restoreTuning(rec, netns))
 	}
 	isAdopted, errAdopted := adopted{v}.del(ctx, rec, netns)
 	if errAdopted != nil {
@@ -131,6 +133,34 @@ func withEntries(ctx context.Context, datapath *loader.Datapath, change func(*ma
 		return nil
 	}
 	return err
+}
+
+// pathBehind returns the path of the container's namespace, or "" if the device of another plugin does not lead there: the
+// path of a process that has ended may have become that of another container, or of a process of the host.
+func (v *verb) pathBehind(rec *record.Record, netns string) (string, error) {
+	if netns == "" {
+		return "", nil
+	}
+	host, err := rtnl.Open()
+	if err != nil {
+		return "", err
+	}
+	defer host.Close()
+
+	outside, err := link.Device(host, rec.Chained.HostIndex)
+	if err != nil || outside == nil {
+		return "", err
+	}
+	container, err := namespace.OpenContainer(netns, v.ownNetns)
+	if err != nil {
+		return "", nil // it is gone
+	}
+	defer container.Close()
+
+	if elsewhere, err := link.LeadsElsewhere(host, outside, container.NS); elsewhere || err != nil {
+		return "", err
+	}
+	return netns, nil
 }
 
 // restoreTuning restores what a chained ebpfnet has changed on the interface of another plugin. If

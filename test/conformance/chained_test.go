@@ -18,6 +18,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -137,6 +138,62 @@ func TestChainedVerbs(t *testing.T) {
 	if got := tuned(t, p); got != settings {
 		t.Errorf("settings of the container after DEL: got %s, want %s", got, settings)
 	}
+}
+
+// TestChainedDelElsewhere calls DEL of an adopted container with the path of a process that has ended, which is that of
+// another container or of the host by now. DEL changes nothing there, and does not pass the path on.
+func TestChainedDelElsewhere(t *testing.T) {
+	h := newHost(t)
+	dir, _ := installIPAMScript(t, "maker", `echo "at $CNI_NETNS" >$(dirname $0)/netns`)
+	h.path = dir
+	conf := with(with(single("1.1.0"), "egressRate", 100000000), "txQLen", 77)
+	conf = with(with(conf, "allmulti", true), "sysctl", object{"net.core.somaxconn": "500"})
+	other := h.pod(t, "c2", conf)
+	other.add(t)
+	for name, test := range map[string]struct {
+		path   func(*pod) string
+		passed bool
+	}{
+		"its own":    {func(p *pod) string { return p.Path }, true},
+		"another's":  {func(*pod) string { return other.Path }, false},
+		"the host's": {func(*pod) string { return h.Node.Path }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := h.chainedPod(t)
+			p.conf = with(p.conf, "egressRate", 100000000)
+			p.add(t)
+			h.adopt(t, p, record.OtherPlugin{Type: "maker", Config: encode(t, object{"cniVersion": "1.1.0", "name": "pods", "type": "maker"})})
+			p.conf = with(p.conf, "ipam", conf["ipam"])
+			want := "at \n"
+			if test.passed {
+				want = "at " + p.Path + "\n"
+			}
+			wantSuccess(t, p.tryAt(t, "DEL", test.path(p)), "")
+			testenv.Must(t, h.Node.Netlink().LinkDel(p.peer(t)))
+			if got := string(testenv.ReadFile(t, filepath.Join(dir, "netns"))); got != want {
+				t.Errorf("CNI_NETNS of the plugin that made the container: got %q, want %q", got, want)
+			}
+			wantSuccess(t, other.try(t, "CHECK"), "")
+		})
+	}
+	other.del(t)
+}
+
+// adopt writes into a container's record who has made it, as ebpfnetctl migrate does.
+func (h *host) adopt(t *testing.T, p *pod, others ...record.OtherPlugin) {
+	t.Helper()
+	h.withDatapath(t, func(*loader.Datapath) error {
+		records, err := record.Open(record.DefaultDir)
+		if err != nil {
+			return err
+		}
+		rec, err := records.Read(maps.Attachment{Network: "pods", ContainerID: p.id, IfName: p.ifName}.Owner())
+		if err != nil {
+			return err
+		}
+		rec.Others = others
+		return records.Write(rec)
+	})
 }
 
 // TestChainedPrograms attaches programs to a device that is up by links: for a qdisc the kernel would stop it. They are
