@@ -160,7 +160,7 @@ int to_container(struct __sk_buff *skb)
 	p->decided.parsed = parsed == PARSED;
 	ingress = packet_ingress(skb, p);
 	if (policy_checks() & (ingress ? POLICY_CHECK_ANY : POLICY_CHECK_HOST) &&
-	    !policy_is_as_sent(skb, tag) &&
+	    !policy_is_decided(skb, tag) &&
 	    (!policy_leaves_unseen(skb, tag) || !policy_admits(skb, ingress, skb->ifindex, tag)))
 		return policy_reset(skb);
 	if (p->decided.as_sent)
@@ -314,8 +314,8 @@ __noinline int uplink_admits(struct __sk_buff *skb, __u32 tag)
 	struct device *sender = device_lookup(skb->ingress_ifindex);
 	struct packet *p = pkt_scratch_get();
 
-	return !p || !sender || !sender->policy || (p->decided.admitted && tag & TAG_TUPLE) ||
-	       policy_has_left(skb, p, sender) || policy_leaves(skb, p, sender, NULL, tag);
+	return !p || !sender || !sender->policy || policy_has_left(skb, p, sender) ||
+	       policy_leaves(skb, p, sender, NULL, tag);
 }
 
 /* The same as policy_reset, which learns of the flow by which the container has been masqueraded. */
@@ -390,7 +390,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	p->decided.parsed = parsed == PARSED;
 	p->decided.generation = generation_get();
 	if (packet_ingress(skb, p) && policy_checks() & POLICY_CHECK_ANY &&
-	    !policy_is_as_sent(skb, tag) &&
+	    !policy_is_decided(skb, tag) &&
 	    (!policy_leaves_unseen(skb, tag) || !uplink_admits(skb, tag)))
 		return uplink_reset(skb);
 	if (parsed == PARSED_NOT_IP)

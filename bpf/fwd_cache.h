@@ -43,12 +43,7 @@ static __noinline bool fwd_cache_track(struct fwd_entry *entry)
 	struct flow_args *args = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
 
-	if (!args || !p)
-		return false;
-	if (!(entry->flags & FWD_PAIR || policy) ||
-	    !(entry->flags & FWD_TRACK || fwd_changes_state(p)))
-		return true;
-	if (packet_opens(p))
+	if (!args || !p || packet_opens(p))
 		return false;
 	entry->flags &= ~FWD_TRACK;
 	if (p->tcp_fin)
@@ -62,6 +57,14 @@ static __noinline bool fwd_cache_track(struct fwd_entry *entry)
 	args->new.policy_generation = policy_generation(entry->policies & 0xffff);
 	flow_access(FLOW_SENT);
 	return args->tracked;
+}
+
+/* Reports whether p updates a flow of rules. */
+static __always_inline bool fwd_cache_tracks(const struct fwd_entry *entry, const struct packet *p)
+{
+	return (entry->flags & FWD_TRACK || fwd_changes_state(p)) &&
+	       (entry->flags & FWD_PAIR ||
+		(entry->action == FWD_STACK && entry->flow.kind == FLOW_POLICY));
 }
 
 /*
@@ -88,9 +91,9 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 				return NULL;
 			entry->budget--;
 		}
-		return fwd_cache_track(entry) ? entry : NULL;
+		return fwd_cache_tracks(entry, p) && !fwd_cache_track(entry) ? NULL : entry;
 	}
-	if (!fwd_cache_track(entry))
+	if (fwd_cache_tracks(entry, p) && !fwd_cache_track(entry))
 		return NULL;
 	if (packet_segment_len(skb, p) > entry->max_len ||
 	    (fwd_changes_state(p) && !(entry->flags & FWD_EVERY_TCP)) ||

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * FLOW_PAIR: the flow of a connection between two containers, for the rules of both. from_container finds it by one lookup, and
- * unchanged packets need no other lookup (policy_is_as_sent). The key has the lower side as local. The owner is the container
+ * unchanged packets need no other lookup (policy_is_decided). The key has the lower side as local. The owner is the container
  * that was called, the payer the one that has opened it. policy_generation stands for both policies.
  */
 #pragma once

@@ -146,22 +146,40 @@ static __always_inline bool policy_has_left(struct __sk_buff *skb, struct packet
  * goes where its address says. The id has more bits than the tag, so nobody finds a tuple that passes for another one, while a
  * second CPU writes the entry.
  */
-__noinline int policy_is_as_sent(struct __sk_buff *skb, __u32 tag)
+static __always_inline bool policy_is_as_sent(struct __sk_buff *skb, const struct packet *p,
+					      const struct device *receiver, __u32 tag)
 {
-	struct packet *p = pkt_scratch_get();
 	__u32 key = tag % ROUTED_TUPLES;
 	const struct endpoint *to;
 	const struct routed *entry;
 
-	if (!p || !p->decided.parsed || !(tag & TAG_TUPLE && tag & TAG_PENDING))
-		return false;
 	entry = bpf_map_lookup_elem(&routed, &key);
 	if (!entry || entry->id != p->id || entry->tuple.ifindex != skb->ingress_ifindex ||
 	    !ct_tuple_equal(&entry->tuple, packet_tuple(p)))
 		return false;
 	to = endpoint_lookup(&p->dst);
-	p->decided.as_sent = to ? to->ifindex == skb->ifindex : !device_lookup(skb->ifindex);
-	return p->decided.as_sent;
+	return to ? to->ifindex == skb->ifindex : !receiver;
+}
+
+/*
+ * Reports whether an ingress hook has found that the rules admit the packet in pkt_scratch, with the tag, so that its last hook need
+ * not ask them: as it is; or its sender's do, whatever the stack makes of it; or its receiver's, if it comes from an uplink.
+ */
+__noinline int policy_is_decided(struct __sk_buff *skb, __u32 tag)
+{
+	struct device *receiver = device_lookup(skb->ifindex);
+	struct packet *p = pkt_scratch_get();
+
+	if (!p || !p->decided.parsed || !(tag & TAG_TUPLE))
+		return false;
+	if (tag & TAG_PENDING) {
+		p->decided.as_sent = policy_is_as_sent(skb, p, receiver, tag);
+		return p->decided.as_sent;
+	}
+	if (!p->decided.admitted)
+		return false;
+	return receiver ? policy_is_judged(skb, p, receiver, tag)
+			: !!device_lookup(skb->ingress_ifindex);
 }
 
 /*
@@ -259,7 +277,7 @@ __noinline int policy_admits(struct __sk_buff *skb, __u32 from, __u32 to, __u32 
 		return true;
 	if (sender && sender->policy && !policy_leaves(skb, p, sender, receiver, tag))
 		return false;
-	if (!receiver || !receiver->policy || (!sender && policy_is_judged(skb, p, receiver, tag)))
+	if (!receiver || !receiver->policy)
 		return true;
 	packet_translate(p, &p->dst, p->dport);
 	return policy_receives(skb, p, receiver, from, sender);

@@ -403,7 +403,7 @@ func (h *host) setMovedTo(value bpf.Moved) error {
 func (h *host) putEndpoint(f addressing, pod string, nonMasqSet uint32) error {
 	endpoint := bpf.Endpoint{
 		Owner: owners[pod], Network: 1, Container: owners[pod], Ifindex: uint32(h.veth.Index),
-		Gateway: f.wire("podgw"), NonmasqSet: nonMasqSet,
+		Gateway: f.wire("podgw"), NonmasqSet: nonMasqSet, Mtu: podMTU,
 	}
 	switch pod {
 	case "plain":
