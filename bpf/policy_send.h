@@ -336,13 +336,13 @@ static __always_inline bool policy_is_known_sent(struct policy_args *args, struc
  * also creates the flow, if replies need one. Where none of our programs sees the packet again, from_container creates it.
  */
 static __always_inline void policy_await_last_hook(struct policy_args *args, struct packet *p,
-						   __u32 exit)
+						   const struct device *device, __u32 exit)
 {
 	policy_set_peer(args, &p->dst);
 	p->decided.pending = p->decided.ct_update ? PENDING_NOT : PENDING_JUDGE;
 	if (!policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
 		return;
-	if (exit != EXIT_GUARDED || route_has_rules(p->ipv6))
+	if (exit != EXIT_GUARDED || device->route_set || route_has_rules(p->ipv6))
 		policy_track(FROM_CONTAINER, args->owner);
 	else if (p->decided.pending && args->kind == PEER_OUTSIDE)
 		p->decided.pending = PENDING_COMPARE;
@@ -377,6 +377,6 @@ __noinline int policy_sends(struct __sk_buff *skb, __u32 parsed)
 	    !policy_refuse(skb, REASON_POLICY_EGRESS, REFUSED_SENT))
 		return false;
 	if (parsed == PARSED)
-		policy_await_last_hook(args, p, exit);
+		policy_await_last_hook(args, p, device, exit);
 	return true;
 }

@@ -66,11 +66,12 @@ func TestCtlFullRuleSets(t *testing.T) {
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
 	h.wantCtl(t, 0, []string{"set", "pods/c1", "antiSpoof=false"})
-	h.withDatapath(t, func(d *loader.Datapath) error {
+	fillRuleSets := func(d *loader.Datapath) error {
 		err := d.OpenOnDemand(bpf.MapRuleSets)
 		fill(t, d.RuleSets)
 		return err
-	})
+	}
+	h.withDatapath(t, fillRuleSets)
 	h.wantCtl(t, 1, []string{"set", "pods/c1", "ingressPolicy=isolated"}, "in use")
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	files, err := filepath.Glob(filepath.Join(record.DefaultDir, "*", "*.json"))
@@ -80,6 +81,7 @@ func TestCtlFullRuleSets(t *testing.T) {
 	if text := string(testenv.ReadFile(t, files[0])); strings.Contains(text, "isolated") || !strings.Contains(text, "antiSpoof") {
 		t.Errorf("record: got %s, want the settings of before", text)
 	}
+	h.withDatapath(t, fillRuleSets) // what no policy has is removed after a failure
 	if _, stdout, _ := h.ctl(t, "doctor"); !strings.Contains(stdout, bpf.MapRuleSets) {
 		t.Errorf("doctor: got %s, want %s", stdout, bpf.MapRuleSets)
 	}
