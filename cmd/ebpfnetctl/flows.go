@@ -36,7 +36,7 @@ known. PATH:
 
 A connection without CONTAINER is the host's own, from a port that masquerading
 could choose. -o wide adds POLICY and the age, which begins anew after 19 hours:
-"admitted" is a connection that the rules of a container have admitted.
+"admitted" is a connection that has an entry for the rules of a container.
 Bytes are not known, because a counter would cost each packet: "ebpfnetctl top"
 has those of containers.`,
 		Example: `  ebpfnetctl flows
