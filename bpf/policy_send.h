@@ -147,7 +147,7 @@ static __always_inline bool policy_has_left(struct __sk_buff *skb, struct packet
  * second CPU writes the entry.
  */
 static __always_inline bool policy_is_as_sent(struct __sk_buff *skb, const struct packet *p,
-					      const struct device *receiver, __u32 tag)
+					      __u32 tag)
 {
 	__u32 key = tag % ROUTED_TUPLES;
 	const struct endpoint *to;
@@ -158,7 +158,7 @@ static __always_inline bool policy_is_as_sent(struct __sk_buff *skb, const struc
 	    !ct_tuple_equal(&entry->tuple, packet_tuple(p)))
 		return false;
 	to = endpoint_lookup(&p->dst);
-	return to ? to->ifindex == skb->ifindex : !receiver;
+	return to ? to->ifindex == skb->ifindex : !device_lookup(skb->ifindex);
 }
 
 /*
@@ -167,17 +167,18 @@ static __always_inline bool policy_is_as_sent(struct __sk_buff *skb, const struc
  */
 __noinline int policy_is_decided(struct __sk_buff *skb, __u32 tag)
 {
-	struct device *receiver = device_lookup(skb->ifindex);
 	struct packet *p = pkt_scratch_get();
+	struct device *receiver;
 
 	if (!p || !p->decided.parsed || !(tag & TAG_TUPLE))
 		return false;
 	if (tag & TAG_PENDING) {
-		p->decided.as_sent = policy_is_as_sent(skb, p, receiver, tag);
+		p->decided.as_sent = policy_is_as_sent(skb, p, tag);
 		return p->decided.as_sent;
 	}
 	if (!p->decided.admitted)
 		return false;
+	receiver = device_lookup(skb->ifindex);
 	return receiver ? policy_is_judged(skb, p, receiver, tag)
 			: !!device_lookup(skb->ingress_ifindex);
 }
