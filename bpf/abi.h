@@ -457,7 +457,7 @@ _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 64, "flow");
 _Static_assert(sizeof(struct flow_entry) == 104, "flow_entry");
 _Static_assert(sizeof(struct flow_bucket) == 8 + 4 * FLOW_WAYS, "flow_bucket");
-_Static_assert(sizeof(struct routed) == 48, "routed");
+_Static_assert(sizeof(struct routed) == 52, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
 _Static_assert(sizeof(struct offload) == sizeof(struct flow), "offload");
 _Static_assert(sizeof(struct ct_nat) == sizeof(struct flow), "ct_nat");

@@ -62,7 +62,7 @@ struct fwd_ways {
 
 struct fwd_entry {
 	struct fwd_key key;
-	__u32 ifindex;	  /* past the stack: egress */
+	__u32 ifindex;	  /* past the stack: egress; FWD_COMPARE: as receiver in struct routed */
 	__u32 updated;	  /* in jiffies */
 	__u32 generation; /* of the maps when the decision was made */
 	__u32 max_len;	  /* largest IP packet known to fit, in bytes */
@@ -103,5 +103,6 @@ struct fwd_entry {
 
 struct routed {
 	struct fwd_key tuple;
-	__u32 id; /* of the tuple; the lowest bit: all rules admit the packet as it is */
+	__u32 id;	/* of the tuple; the lowest bit: all rules admit the packet as it is */
+	__u32 receiver; /* then: ifindex of the container to which it is addressed; 0: the outside */
 };

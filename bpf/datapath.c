@@ -137,7 +137,7 @@ int from_container(struct __sk_buff *skb)
 	verdict = bypass_none(skb, p, &p->dst, p->dport);
 	if (p->decided.pending ||
 	    (p->ipv6 && packet_is_fragment(p) && policy_checks() & POLICY_CHECK_ANY))
-		fwd_tag_pending(skb, p, p->decided.pending);
+		fwd_tag_pending(skb, p, p->decided.pending, p->decided.receiver);
 	return verdict;
 }
 
@@ -160,7 +160,7 @@ int to_container(struct __sk_buff *skb)
 	p->decided.parsed = parsed == PARSED;
 	ingress = packet_ingress(skb, p);
 	if (policy_checks() & (ingress ? POLICY_CHECK_ANY : POLICY_CHECK_HOST) &&
-	    !policy_is_decided(skb, tag) &&
+	    !policy_is_decided(skb, tag, skb->ifindex) &&
 	    (!policy_leaves_unseen(skb, tag) || !policy_admits(skb, ingress, skb->ifindex, tag)))
 		return policy_reset(skb);
 	if (p->decided.as_sent)
@@ -390,7 +390,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	p->decided.parsed = parsed == PARSED;
 	p->decided.generation = generation_get();
 	if (packet_ingress(skb, p) && policy_checks() & POLICY_CHECK_ANY &&
-	    !policy_is_decided(skb, tag) &&
+	    !policy_is_decided(skb, tag, 0) &&
 	    (!policy_leaves_unseen(skb, tag) || !uplink_admits(skb, tag)))
 		return uplink_reset(skb);
 	if (parsed == PARSED_NOT_IP)

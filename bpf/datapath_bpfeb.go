@@ -558,9 +558,10 @@ const (
 )
 
 type DatapathRouted struct {
-	_     structs.HostLayout
-	Tuple DatapathFwdKey
-	Id    uint32
+	_        structs.HostLayout
+	Tuple    DatapathFwdKey
+	Id       uint32
+	Receiver uint32
 }
 
 type DatapathRule struct {

@@ -231,7 +231,7 @@ static __noinline int forward_to_endpoint(struct __sk_buff *skb, struct packet *
 	if (p->decided.ct_update)
 		return verdict;
 	if (verdict == VERDICT_NEXT)
-		fwd_tag_pending(skb, p, PENDING_JUDGE);
+		fwd_tag_pending(skb, p, PENDING_JUDGE, 0);
 	else if (verdict != VERDICT_DROP)
 		dnat_create(p, packet_tuple(p), &d, to->owner);
 	return verdict;

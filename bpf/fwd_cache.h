@@ -416,7 +416,7 @@ __noinline int fwd_cache_forward(struct __sk_buff *skb)
 	if (entry->action == FWD_STACK) {
 		skb->tc_index = entry->tag;
 		if (entry->flags & FWD_COMPARE)
-			fwd_tag_pending(skb, p, PENDING_COMPARE);
+			fwd_tag_pending(skb, p, PENDING_COMPARE, entry->ifindex);
 		packet_to_stack(p, &p->dst, p->dport, p->id);
 		return VERDICT_NEXT;
 	}

@@ -45,6 +45,7 @@ static __always_inline void fwd_entry_repeat(struct fwd_entry *entry, const stru
 	    (p->decided.known && !device))
 		return;
 	entry->action = FWD_STACK;
+	entry->ifindex = p->decided.receiver;
 	if (p->decided.pending)
 		entry->flags |= FWD_COMPARE;
 	if (p->decided.paired)
@@ -157,10 +158,10 @@ static __always_inline void fwd_cache_recount(struct __sk_buff *skb, struct pack
 
 /*
  * Tags p, which goes through the stack, so that the last hook creates the flow of p, if p goes to a container and has none
- * (forward_track_pending), or obeys enum pending.
+ * (forward_track_pending), or obeys enum pending. receiver as in struct routed.
  */
 static __always_inline void fwd_tag_pending(struct __sk_buff *skb, const struct packet *p,
-					    __u8 pending)
+					    __u8 pending, __u32 receiver)
 {
 	__u32 tag = skb->tc_index | TAG_PENDING, key = tag % ROUTED_TUPLES;
 	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
@@ -169,6 +170,7 @@ static __always_inline void fwd_tag_pending(struct __sk_buff *skb, const struct 
 		return;
 	entry->tuple = *packet_tuple(p);
 	entry->id = pending == PENDING_COMPARE ? p->id : p->id & ~1u;
+	entry->receiver = receiver;
 	skb->tc_index = tag;
 }
 

@@ -45,6 +45,7 @@ struct decision {
 	bool judged_later;    /* by to_container, if the rules do not admit it before */
 	bool ct_nat;	      /* the host's rules translate the connection: ct_nat.h */
 	bool paired;	      /* the rules of sender and receiver admit it: policy_pair.h */
+	__u32 receiver;	      /* then: ifindex of that container; else 0 */
 	bool as_sent; /* from_container has found that all rules admit it, and it is as it was */
 	bool changed; /* by the stack: its sender knows another tuple */
 	__u8 revoked; /* enum reason why its connection is no longer admitted, or 0 */

@@ -288,6 +288,7 @@ static __always_inline void policy_pair(struct __sk_buff *skb, struct packet *p,
 	    sender->route_set || !policy_pair_admits(skb, to->ifindex))
 		return;
 	p->decided.paired = true;
+	p->decided.receiver = to->ifindex;
 	p->decided.pending = PENDING_COMPARE;
 }
 

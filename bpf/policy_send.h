@@ -143,29 +143,26 @@ static __always_inline bool policy_has_left(struct __sk_buff *skb, struct packet
 
 /*
  * Reports whether the packet in pkt_scratch, with the tag, is unchanged since from_container found that all rules admit it, and
- * goes where its address says. The id has more bits than the tag, so nobody finds a tuple that passes for another one, while a
- * second CPU writes the entry.
+ * goes to the receiver that they were asked about. The id has more bits than the tag, so nobody finds a tuple that passes for
+ * another one, while a second CPU writes the entry.
  */
 static __always_inline bool policy_is_as_sent(struct __sk_buff *skb, const struct packet *p,
-					      __u32 tag)
+					      __u32 tag, __u32 receiver)
 {
 	__u32 key = tag % ROUTED_TUPLES;
-	const struct endpoint *to;
-	const struct routed *entry;
+	const struct routed *entry = bpf_map_lookup_elem(&routed, &key);
 
-	entry = bpf_map_lookup_elem(&routed, &key);
-	if (!entry || entry->id != p->id || entry->tuple.ifindex != skb->ingress_ifindex ||
-	    !ct_tuple_equal(&entry->tuple, packet_tuple(p)))
-		return false;
-	to = endpoint_lookup(&p->dst);
-	return to ? to->ifindex == skb->ifindex : !device_lookup(skb->ifindex);
+	return entry && entry->id == p->id && entry->receiver == receiver &&
+	       entry->tuple.ifindex == skb->ingress_ifindex &&
+	       ct_tuple_equal(&entry->tuple, packet_tuple(p));
 }
 
 /*
  * Reports whether an ingress hook has found that the rules admit the packet in pkt_scratch, with the tag, so that its last hook need
  * not ask them: as it is; or its sender's do, whatever the stack makes of it; or its receiver's, if it comes from an uplink.
+ * ifindex: the device of the container that receives it, or 0: it leaves for the outside.
  */
-__noinline int policy_is_decided(struct __sk_buff *skb, __u32 tag)
+__noinline int policy_is_decided(struct __sk_buff *skb, __u32 tag, __u32 ifindex)
 {
 	struct packet *p = pkt_scratch_get();
 	struct device *receiver;
@@ -173,12 +170,12 @@ __noinline int policy_is_decided(struct __sk_buff *skb, __u32 tag)
 	if (!p || !p->decided.parsed || !(tag & TAG_TUPLE))
 		return false;
 	if (tag & TAG_PENDING) {
-		p->decided.as_sent = policy_is_as_sent(skb, p, tag);
+		p->decided.as_sent = policy_is_as_sent(skb, p, tag, ifindex);
 		return p->decided.as_sent;
 	}
 	if (!p->decided.admitted)
 		return false;
-	receiver = device_lookup(skb->ifindex);
+	receiver = ifindex ? device_lookup(ifindex) : NULL;
 	return receiver ? policy_is_judged(skb, p, receiver, tag)
 			: !!device_lookup(skb->ingress_ifindex);
 }
@@ -328,7 +325,7 @@ static __always_inline bool policy_is_known_sent(struct policy_args *args, struc
 	    policy_is_reply(args, p, TAG_NONE))
 		return true;
 	flow_sent_key(&flow->key, p, FLOW_POLICY);
-	p->decided.known = policy_is_known(FROM_CONTAINER);
+	p->decided.known = !packet_opens(p) && policy_is_known(FROM_CONTAINER);
 	return p->decided.known;
 }
 
@@ -339,14 +336,20 @@ static __always_inline bool policy_is_known_sent(struct policy_args *args, struc
 static __always_inline void policy_await_last_hook(struct policy_args *args, struct packet *p,
 						   const struct device *device, __u32 exit)
 {
+	struct flow_args *flow = flow_scratch_get();
+
+	if (!flow)
+		return;
 	policy_set_peer(args, &p->dst);
 	p->decided.pending = p->decided.ct_update ? PENDING_NOT : PENDING_JUDGE;
 	if (!policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
 		return;
-	if (exit != EXIT_GUARDED || device->route_set || route_has_rules(p->ipv6))
+	if (exit != EXIT_GUARDED || device->route_set || route_has_rules(p->ipv6)) {
+		flow_lookup(flow);
 		policy_track(FROM_CONTAINER, args->owner);
-	else if (p->decided.pending && args->kind == PEER_OUTSIDE)
+	} else if (p->decided.pending && args->kind == PEER_OUTSIDE) {
 		p->decided.pending = PENDING_COMPARE;
+	}
 }
 
 /*
