@@ -41,8 +41,7 @@ enum fwd_flags {
 	FWD_EVERY_TCP = 4,     /* applies to packets that open or close a connection, too */
 	FWD_NEW = 8,           /* the entry was made by the connection's first packet */
 	FWD_KEEPS_SOURCE = 16, /* to another node, through the stack, without masquerading */
-	FWD_PAIR = 32,	       /* has a FLOW_PAIR, which SYN, FIN, and RST update */
-	FWD_TRACK = 64,	       /* the next packet updates the flow of the rules, too */
+	FWD_TRACK = 32,	       /* the next packet updates the flow of the kind flow_kind, too */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
@@ -81,9 +80,8 @@ struct fwd_entry {
 		struct {
 			__u32 owner[2]; /* of the flow: both halves */
 			__u32 id;	/* of the packet, translated */
-			enum flow_kind kind;
-		} flow; /* FWD_FLOW; FWD_STACK: what admits the packets, of the kind FLOW_POLICY, or 0 */
-		__u8 macs[12];			 /* FWD_CONTAINER: of the frame */
+		} flow;			/* FWD_FLOW; FWD_STACK, if flow_kind is FLOW_POLICY */
+		__u8 macs[12];		/* FWD_CONTAINER: of the frame */
 		struct bpf_redir_neigh next_hop; /* FWD_NEXT_HOP */
 		struct {
 			__u8 macs[12]; /* of the frame */
@@ -92,7 +90,12 @@ struct fwd_entry {
 	};
 	struct addr src_addr; /* FWD_NAT_BOTH */
 	__u16 src_port;
-	__u16 pad;
+	/*
+	 * Not 0: of the connection's flow, which packets update: with FWD_FLOW each, else those that change its state,
+	 * and those after them.
+	 */
+	enum flow_kind flow_kind;
+	__u8 pad;
 };
 
 /*

@@ -84,18 +84,21 @@ static __always_inline long bypass_prepare(struct __sk_buff *skb, struct packet 
 
 /*
  * Redirects p to the container, and stores the decision and p's new destination in the
- * forwarding cache; flags are those of the entry.
+ * forwarding cache; flags and flow_kind are those of the entry.
  */
 static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct packet *p,
-					   const struct endpoint *to, __u8 flags)
+					   const struct endpoint *to, __u8 flags, __u8 flow_kind)
 {
 	__u32 ifindex = to->ifindex;
 	__u8 macs[2 * ETH_ALEN];
 
 	/* mac and host_mac: destination and source, as in a frame. */
 	__builtin_memcpy(macs, to->mac, sizeof(macs));
-	if (fwd_cacheable(p) && (!fwd_changes_state(p) || flags & FWD_EVERY_TCP))
-		fwd_cache_store_ingress(skb, flags);
+	if (p->tcp_syn)
+		flags |= FWD_TRACK;
+	if (fwd_cacheable(p) &&
+	    (!fwd_changes_state(p) || flags & FWD_EVERY_TCP || fwd_opens_tracked(p, flow_kind)))
+		fwd_cache_store_ingress(skb, flags, flow_kind);
 	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
 		return drop(skb, REASON_REWRITE);
 	return bpf_redirect_peer(ifindex, 0);
@@ -143,7 +146,7 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 {
 	struct device *receiver = device_lookup(to->ifindex);
 	struct connection c;
-	__u8 fast_path, flags = 0;
+	__u8 fast_path;
 
 	if (!bypass_fits(skb, p, to) || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
@@ -163,12 +166,11 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, &p->dst, p->dport);
-	if (p->decided.paired)
-		flags = FWD_PAIR | (p->tcp_syn ? FWD_TRACK : 0);
 	/* Without an entry and rules, no state of a connection between containers is recorded. */
-	if (!c.offload && (p->decided.paired || !p->decided.policies))
-		flags |= FWD_EVERY_TCP;
-	return redirect_to_endpoint(skb, p, to, flags);
+	return redirect_to_endpoint(
+		skb, p, to,
+		!c.offload && (p->decided.paired || !p->decided.policies) ? FWD_EVERY_TCP : 0,
+		!c.offload && p->decided.paired ? FLOW_PAIR : 0);
 }
 
 /*
@@ -217,7 +219,8 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	skb->tc_index = (p->decided.uncached ? TAG_BYPASS_ONCE : TAG_BYPASS) | tag_judged(p);
+	skb->tc_index = (p->decided.uncached ? TAG_BYPASS_ONCE : TAG_BYPASS) |
+			(c.offload ? TAG_OBSERVE : 0) | tag_judged(p);
 	if (next.tunnel)
 		return node_redirect(skb, (const struct addr *)next.neigh.ipv6_nh);
 	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
@@ -252,7 +255,8 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, addr, port);
-	return redirect_to_endpoint(skb, p, to, 0);
+	return redirect_to_endpoint(skb, p, to, 0,
+				    packet_is_translated(p) ? p->decided.flow_kind : 0);
 }
 
 /* Reports whether this CPU has sent or redirected a packet with the tuple in pkt_scratch. */

@@ -285,13 +285,14 @@ __noinline int ct_nat_redirect(struct __sk_buff *skb)
 		ct_nat_remove(t);
 	p->in_stack = false;
 	skb->tc_index = TAG_NONE;
-	verdict = to ? redirect_to_endpoint(skb, p, to, 0) : VERDICT_NEXT;
+	verdict = to ? redirect_to_endpoint(skb, p, to, 0, 0) : VERDICT_NEXT;
 	if (ct_nat_rewrite(skb, p, t))
 		return drop(skb, REASON_REWRITE);
 	if (to)
 		return verdict;
 	t->sent = true;
-	skb->tc_index = (p->decided.uncached ? TAG_BYPASS_ONCE : TAG_BYPASS) | tag_judged(p);
+	skb->tc_index =
+		(p->decided.uncached ? TAG_BYPASS_ONCE : TAG_BYPASS) | TAG_OBSERVE | tag_judged(p);
 	if (t->next.tunnel)
 		return node_redirect(skb, (const struct addr *)t->next.neigh.ipv6_nh);
 	return bpf_redirect_neigh(t->next.ifindex, &t->next.neigh, sizeof(t->next.neigh), 0);

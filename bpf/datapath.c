@@ -344,14 +344,21 @@ static __always_inline void uplink_record(struct __sk_buff *skb, struct packet *
 		ct_nat_delivered(skb, p, tag, fib_hop_of_frame(skb));
 }
 
+/* Records in p how from_container has sent it, as its tag says. */
+static __always_inline void uplink_set_bypass(struct packet *p, __u32 tag)
+{
+	p->decided.bypass = tag_bypasses(tag);
+	p->decided.uncached = (tag & ~(__u32)TAG_OBSERVE) == TAG_BYPASS_ONCE;
+	p->decided.offloaded = tag & TAG_OBSERVE;
+}
+
 /* Handles p, which leaves under no container's address. The host's rules may have changed a container's packet. */
 static __always_inline int uplink_sent(struct __sk_buff *skb, struct packet *p, __u32 tag)
 {
 	int verdict;
 
 	packet_translate(p, &p->src, p->sport);
-	p->decided.bypass = tag_bypasses(tag);
-	p->decided.uncached = tag == TAG_BYPASS_ONCE;
+	uplink_set_bypass(p, tag);
 	verdict = host_flow_sent(skb);
 	if (verdict != VERDICT_NEXT || p->decided.new_port != p->sport)
 		return verdict;
@@ -410,8 +417,7 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	/* A container may report errors about its own packets only, the host about any. */
 	if (p->icmp_error && skb->ingress_ifindex && !addr_equal(&p->outer_src, &p->src))
 		return drop_for(skb, endpoint->owner, REASON_ICMP_ERROR);
-	p->decided.bypass = tag_bypasses(tag);
-	p->decided.uncached = tag == TAG_BYPASS_ONCE;
+	uplink_set_bypass(p, tag);
 	if (l3)
 		bypass_forwarded(skb, p, tag, endpoint);
 

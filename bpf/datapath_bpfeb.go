@@ -319,13 +319,12 @@ type DatapathFwdEntry struct {
 		_     structs.HostLayout
 		Owner [2]uint32
 		Id    uint32
-		Kind  DatapathFlowKind
-		_     [3]byte
 	}
-	_       [12]byte
-	SrcAddr DatapathAddr
-	SrcPort uint16
-	Pad     uint16
+	_        [16]byte
+	SrcAddr  DatapathAddr
+	SrcPort  uint16
+	FlowKind DatapathFlowKind
+	Pad      uint8
 }
 
 type DatapathFwdFlags uint8
@@ -336,8 +335,7 @@ const (
 	DatapathFwdFlagsFWD_EVERY_TCP    DatapathFwdFlags = 4
 	DatapathFwdFlagsFWD_NEW          DatapathFwdFlags = 8
 	DatapathFwdFlagsFWD_KEEPS_SOURCE DatapathFwdFlags = 16
-	DatapathFwdFlagsFWD_PAIR         DatapathFwdFlags = 32
-	DatapathFwdFlagsFWD_TRACK        DatapathFwdFlags = 64
+	DatapathFwdFlagsFWD_TRACK        DatapathFwdFlags = 32
 )
 
 type DatapathFwdKey struct {

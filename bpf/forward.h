@@ -138,7 +138,7 @@ static __noinline int forward_snat(struct __sk_buff *skb, struct packet *p, cons
 	packet_translate(p, addr, port);
 	if (p->decided.bypass)
 		fwd_cache_store_egress(skb);
-	else if (p->decided.masqueraded)
+	else if (p->decided.flow_kind == FLOW_SNAT)
 		fwd_cache_record_source(skb, p);
 	if (rewrite_side(skb, SIDE_SRC))
 		return drop(skb, REASON_REWRITE);
@@ -151,6 +151,7 @@ static __noinline int forward_reply(struct __sk_buff *skb, struct packet *p,
 {
 	if (dnat_restore_client(skb, p, flow))
 		return drop(skb, REASON_REWRITE);
+	p->decided.flow_kind = FLOW_DNAT;
 	return forward_snat(skb, p, &flow->nat_addr, flow->nat_port);
 }
 

@@ -14,11 +14,9 @@
 
 #include "checksum.h"
 #include "fib.h"
-#include "flow.h"
 #include "fwd_stack.h"
-#include "policy_pair.h"
+#include "fwd_track.h"
 #include "rewrite.h"
-#include "tuple_hint.h"
 #include "verdict.h"
 
 /*
@@ -30,41 +28,6 @@ static __always_inline bool fwd_mac_matches(struct __sk_buff *skb, const struct 
 	struct ethhdr *eth = linear_at(skb, 0, sizeof(*eth));
 
 	return eth && mac_equal(eth->h_source, entry->src_mac);
-}
-
-/*
- * Updates the flow by which rules admit the packet in pkt_scratch, which has the entry: if it changes the state or follows a SYN
- * or FIN. Others count when a decision is renewed. Returns false if the flow is gone, or if p opens a connection, which is
- * judged.
- */
-static __noinline bool fwd_cache_track(struct fwd_entry *entry)
-{
-	bool policy = entry->action == FWD_STACK && entry->flow.kind == FLOW_POLICY;
-	struct flow_args *args = flow_scratch_get();
-	struct packet *p = pkt_scratch_get();
-
-	if (!args || !p || packet_opens(p))
-		return false;
-	entry->flags &= ~FWD_TRACK;
-	if (p->tcp_fin)
-		entry->flags |= FWD_TRACK;
-	if (!policy) {
-		args->new.owner = 0;
-		return policy_pair_access(args, p, policy_pair_key(&args->key, p));
-	}
-	flow_sent_key(&args->key, p, FLOW_POLICY);
-	args->new.owner = fwd_entry_owner(entry);
-	args->new.policy_generation = policy_generation(entry->policies & 0xffff);
-	flow_access(FLOW_SENT);
-	return args->tracked;
-}
-
-/* Reports whether p updates a flow of rules. */
-static __always_inline bool fwd_cache_tracks(const struct fwd_entry *entry, const struct packet *p)
-{
-	return (entry->flags & FWD_TRACK || fwd_changes_state(p)) &&
-	       (entry->flags & FWD_PAIR ||
-		(entry->action == FWD_STACK && entry->flow.kind == FLOW_POLICY));
 }
 
 /*
@@ -91,24 +54,19 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 				return NULL;
 			entry->budget--;
 		}
-		return fwd_cache_tracks(entry, p) && !fwd_cache_track(entry) ? NULL : entry;
+		return fwd_tracks(entry, p) && !fwd_track(entry) ? NULL : entry;
 	}
-	if (fwd_cache_tracks(entry, p) && !fwd_cache_track(entry))
-		return NULL;
 	if (packet_segment_len(skb, p) > entry->max_len ||
-	    (fwd_changes_state(p) && !(entry->flags & FWD_EVERY_TCP)) ||
-	    (entry->hint_id &&
-	     !tuple_hint_renew(entry->hint_id,
-			       entry->action == FWD_CONTAINER ? packet_seq_end(p) : p->ack)))
+	    (fwd_changes_state(p) && !fwd_takes_change(entry, p)) || !fwd_renew_hint(entry, p))
 		return NULL;
-	return entry;
+	return fwd_tracks(entry, p) && !fwd_track(entry) ? NULL : entry;
 }
 
 /*
  * Stores the decision for the packet in pkt_scratch, which bypasses the stack to the
- * container at its new destination, for the next packets of its connection.
+ * container at its new destination, for the next packets of its connection. flags and flow_kind are those of the entry.
  */
-__noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
+__noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags, __u32 flow_kind)
 {
 	struct ct_translation *t = ct_scratch_get();
 	struct packet *p = pkt_scratch_get();
@@ -126,13 +84,13 @@ __noinline int fwd_cache_store_ingress(struct __sk_buff *skb, __u32 flags)
 	else
 		fwd_entry_translate(entry, SIDE_DST, &p->decided.new_addr, p->decided.new_port);
 	entry->flags |= flags;
+	entry->flow_kind = flow_kind;
+	entry->max_len = to->mtu;
 	entry->action = FWD_CONTAINER;
 	__builtin_memcpy(entry->macs, to->mac, sizeof(entry->macs));
 	entry->ifindex = to->ifindex;
-	if (p->protocol == IPPROTO_TCP && !(flags & FWD_EVERY_TCP)) {
-		entry->hint_id = p->id;
-		tuple_hint_write(entry->hint_id, packet_seq_end(p));
-	}
+	if (!(flags & FWD_EVERY_TCP))
+		fwd_leave_hint(entry, p);
 	return 0;
 }
 
@@ -163,10 +121,8 @@ static __noinline struct fwd_entry *fwd_cache_store_sent(struct __sk_buff *skb, 
 		fwd_entry_translate_ct(entry, t);
 	else if (entry)
 		fwd_entry_translate(entry, SIDE_SRC, &p->decided.new_addr, p->decided.new_port);
-	if (entry && p->protocol == IPPROTO_TCP) {
-		entry->hint_id = p->id;
-		tuple_hint_write(entry->hint_id, p->ack);
-	}
+	if (entry)
+		fwd_leave_hint(entry, p);
 	if (translated)
 		packet_set_tuple(p, &t->out);
 	p->ifindex = skb->ifindex;
@@ -184,13 +140,15 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	struct fwd_entry *entry;
 	struct next_hop next;
+	__u32 flow_kind;
 	bool translated;
 
 	if (!p || !t)
 		return 0;
 	translated = t->sent && ct_tuple_equal(&t->out, packet_tuple(p));
 	t->sent = false;
-	if (fwd_changes_state(p) || !fwd_cacheable(p))
+	flow_kind = translated || p->decided.offloaded ? 0 : p->decided.flow_kind;
+	if (!fwd_cacheable(p) || (fwd_changes_state(p) && !fwd_opens_tracked(p, flow_kind)))
 		return 0;
 	if (translated)
 		next = t->next;
@@ -209,6 +167,9 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 	} else {
 		entry->next_hop = next.neigh;
 	}
+	entry->flow_kind = entry->nat ? flow_kind : 0;
+	if (p->tcp_syn)
+		entry->flags |= FWD_TRACK;
 	entry->ifindex = skb->ifindex;
 	entry->action = next.tunnel ? FWD_NODE : FWD_NEXT_HOP;
 	return 0;
@@ -372,25 +333,9 @@ static __noinline int fwd_cache_receive(struct __sk_buff *skb, struct packet *p,
 					const struct fwd_entry *entry)
 {
 	struct flow_args *args = flow_scratch_get();
-	struct flow *flow;
 
-	if (!args || fwd_changes_state(p))
-		return NOT_HANDLED;
-	flow_received_key(&args->key, p, entry->flow.kind);
-	flow = &args->new;
-	flow->owner = fwd_entry_owner(entry);
-	if (entry->flow.kind == FLOW_SNAT) {
-		flow->nat_addr = entry->nat_addr;
-		flow->nat_port = entry->nat_port;
-		flow->remote_port = 0;
-	} else {
-		args->key.local = entry->nat_addr;
-		args->key.local_port = entry->nat_port;
-		flow->nat_addr = p->dst;
-		flow->nat_port = p->dport;
-		flow->remote_port = p->sport;
-	}
-	if (!flow_access(FLOW_RECEIVED) || !args->tracked || !flow_is_same(&args->flow, flow))
+	if (!args || fwd_changes_state(p) ||
+	    !fwd_track_received(args, p, entry, fwd_entry_owner(entry)))
 		return NOT_HANDLED;
 	if (rewrite(skb, p, SIDE_DST, &entry->nat_addr, entry->nat_port))
 		return drop(skb, REASON_REWRITE);

@@ -20,6 +20,12 @@ static __always_inline bool fwd_changes_state(const struct packet *p)
 	return p->tcp_syn || p->tcp_synack || p->tcp_fin || p->tcp_rst;
 }
 
+/* Reports whether p opens a connection whose next packet updates the flow of that kind, so that p's decision can be stored. */
+static __always_inline bool fwd_opens_tracked(const struct packet *p, __u32 flow_kind)
+{
+	return flow_kind && (p->tcp_syn || p->tcp_synack);
+}
+
 /* The present generation of the plugin's maps. */
 static __always_inline __u32 generation_get(void)
 {
@@ -152,6 +158,7 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 	entry->generation = p->decided.generation;
 	entry->max_len = packet_segment_len(skb, p);
 	entry->flags = 0;
+	entry->flow_kind = 0;
 	entry->hint_id = 0;
 	entry->policies = p->decided.policies;
 	entry->policy_generation = p->decided.policy_generation;

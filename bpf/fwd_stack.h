@@ -39,8 +39,8 @@ static __always_inline void fwd_entry_repeat(struct fwd_entry *entry, const stru
 	struct device *device = p->decided.known ? device_lookup(p->ifindex) : NULL;
 
 	entry->action = FWD_COUNT;
-	entry->flags &= ~(FWD_COMPARE | FWD_PAIR | FWD_TRACK);
-	entry->flow.kind = 0;
+	entry->flags &= ~(FWD_COMPARE | FWD_TRACK);
+	entry->flow_kind = 0;
 	if (!p->decided.stack_cacheable || p->decided.pending == PENDING_JUDGE ||
 	    (p->decided.known && !device))
 		return;
@@ -49,7 +49,7 @@ static __always_inline void fwd_entry_repeat(struct fwd_entry *entry, const stru
 	if (p->decided.pending)
 		entry->flags |= FWD_COMPARE;
 	if (p->decided.paired)
-		entry->flags |= FWD_PAIR;
+		entry->flow_kind = FLOW_PAIR;
 	if (p->tcp_syn)
 		entry->flags |= FWD_TRACK;
 	entry->tag = tag_of(id) | tag_judged(p);
@@ -57,7 +57,7 @@ static __always_inline void fwd_entry_repeat(struct fwd_entry *entry, const stru
 	entry->policy_generation = p->decided.policy_generation;
 	if (!device)
 		return;
-	entry->flow.kind = FLOW_POLICY;
+	entry->flow_kind = FLOW_POLICY;
 	fwd_entry_set_owner(entry, device->owner);
 }
 
@@ -79,7 +79,7 @@ static __always_inline void fwd_entry_to_stack(struct fwd_entry *entry, const st
 	entry->tag = tag_of(id) | tag_judged(p);
 	fwd_entry_set_owner(entry, to->owner);
 	entry->flow.id = id;
-	entry->flow.kind = decided->flow_kind;
+	entry->flow_kind = decided->flow_kind;
 	entry->nat_addr = decided->new_addr;
 	entry->nat_port = decided->new_port;
 	fwd_entry_translate(entry, SIDE_DST, &decided->new_addr, decided->new_port);

@@ -13,7 +13,7 @@
 static __always_inline int masq_forward(struct __sk_buff *skb, struct packet *p,
 					const struct flow_key *key)
 {
-	p->decided.masqueraded = true;
+	p->decided.flow_kind = FLOW_SNAT;
 	return forward_snat(skb, p, &key->local, key->local_port);
 }
 
@@ -36,7 +36,15 @@ static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64
 	args->new.remote_port = 0;
 	if (!flow_access(FLOW_SENT))
 		return NOT_HANDLED;
+	if (p->decided.bypass) /* its entry is stored again */
+		p->decided.flow_kind = FLOW_SNAT;
 	return forward_snat(skb, p, &args->key.local, args->key.local_port);
+}
+
+/* Reports whether the protocol's checksum covers the addresses, so that rewriting only these would break it. */
+static __always_inline bool masq_breaks_checksum(__u8 protocol)
+{
+	return protocol == IPPROTO_DCCP || protocol == IPPROTO_UDPLITE;
 }
 
 /*
@@ -54,7 +62,8 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 
 	if (!args)
 		return VERDICT_DROP;
-	if (is_tunnel(p->protocol) && !(endpoint->flags & ENDPOINT_MASQ_TUNNELS))
+	if (masq_breaks_checksum(p->protocol) ||
+	    (is_tunnel(p->protocol) && !(endpoint->flags & ENDPOINT_MASQ_TUNNELS)))
 		return flow_track_direct_reply(owner) ? NOT_HANDLED
 						      : drop_for(skb, owner, REASON_PROTOCOL);
 	if (!masq_source(skb, p, &source))

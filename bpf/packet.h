@@ -28,15 +28,16 @@ enum pending {
 struct decision {
 	struct addr new_addr; /* of the side that is translated, afterwards */
 	__u16 new_port;
-	__u8 fast_path;	      /* enum fast_path of the connection's containers */
-	bool mac_checked;     /* its frame has the MAC address that anti-spoofing requires */
-	bool ct_update;	      /* a conntrack update: its numbers are not the connection's */
-	bool to_host;	      /* from a container, perhaps for a flow or host port of this host */
-	bool end_expected;    /* RST or FIN of a remote, with the expected number */
-	bool bypass;	      /* to_uplink: sent by from_container, not by the stack */
-	bool masqueraded;     /* to_uplink: its new source is that of a FLOW_SNAT */
-	bool flush_queue;     /* the first fragment, and later ones wait in frag_queue */
-	__u8 flow_kind;	      /* not 0: of the flow that translates a remote's packet */
+	__u8 fast_path;	   /* enum fast_path of the connection's containers */
+	bool mac_checked;  /* its frame has the MAC address that anti-spoofing requires */
+	bool ct_update;	   /* a conntrack update: its numbers are not the connection's */
+	bool to_host;	   /* from a container, perhaps for a flow or host port of this host */
+	bool end_expected; /* RST or FIN of a remote, with the expected number */
+	bool bypass;	   /* to_uplink: sent by from_container, not by the stack */
+	bool offloaded;	   /* the same, and the connection has a FLOW_OFFLOAD */
+	bool masqueraded;  /* refused by to_uplink, and masq_scratch has the key of its FLOW_SNAT */
+	bool flush_queue;  /* the first fragment, and later ones wait in frag_queue */
+	__u8 flow_kind; /* not 0: of the flow that translates a remote's packet, or one that to_uplink sends */
 	bool stack_cacheable; /* only the plugin's maps decide that it goes through the stack */
 	bool admitted;	      /* as TAG_JUDGED */
 	bool known;	      /* by the FLOW_POLICY of its sender */

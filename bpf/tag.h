@@ -22,7 +22,8 @@ enum tag {
 	 */
 	TAG_TUPLE = 0x8000,
 	TAG_PENDING = 0x4000, /* the last hook creates the flow: of struct routed */
-	TAG_OBSERVE = 0x2000, /* the last hook records the delivery, for the offload */
+	/* The last hook records the delivery, for the offload; with TAG_BYPASS: the connection is offloaded. */
+	TAG_OBSERVE = 0x2000,
 	/* Also with other tags: the rules of the container that sends it admit it; from an uplink: the receiver's. */
 	TAG_JUDGED = 0x1000,
 };
@@ -32,7 +33,7 @@ static __always_inline bool tag_bypasses(__u32 tag)
 {
 	_Static_assert(TAG_BYPASS == (TAG_BYPASS_ONCE | 2),
 		       "one comparison, which is less to verify");
-	return (tag | 2) == TAG_BYPASS;
+	return (tag | TAG_OBSERVE | 2) == (TAG_BYPASS | TAG_OBSERVE);
 }
 
 /* Returns our tag and removes it. Other values of tc_index stay. */

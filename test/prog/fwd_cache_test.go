@@ -170,7 +170,7 @@ func TestForwardingCacheTracksForPolicy(t *testing.T) {
 // Packets that need more than forwarding go to the stack, though their connection has an entry.
 func TestForwardingCacheLeavesToTheStack(t *testing.T) {
 	h := newCacheHost(t)
-	long := strings.Repeat("x", 100)
+	long := strings.Repeat("x", podMTU)
 	eachCached(t, func(t *testing.T, s scene, redirect bool) {
 		if !redirect {
 			return
@@ -185,7 +185,7 @@ func TestForwardingCacheLeavesToTheStack(t *testing.T) {
 			{name: "a first fragment", edit: func(p *testenv.Packet) { p.Fragmented, p.MoreFragments, p.IPID = true, true, 7 }},
 			{name: "IP options", v4: true, edit: func(p *testenv.Packet) { p.Options, p.Payload = "\x01\x01\x01\x01", p.Payload[4:] }},
 			{name: "TTL 1", edit: func(p *testenv.Packet) { p.TTL = 1 }},
-			{name: "longer than any before", edit: func(p *testenv.Packet) { p.Payload = long }},
+			{name: "longer than the receiver's MTU", edit: func(p *testenv.Packet) { p.Payload = long }, void: true},
 			{name: "a frame for another host", edit: to(testenv.MAC{2, 0xee, 0, 0, 0, 1})},
 			{name: "SYN", only: tcp, edit: bySYN, void: true},
 			{name: "FIN", only: tcp, edit: func(p *testenv.Packet) { p.TCPFlags = testenv.FIN | testenv.ACK }},

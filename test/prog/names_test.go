@@ -115,6 +115,8 @@ const (
 	sctp proto = "sctp"
 	gre  proto = "gre"
 	esp  proto = "esp"
+	dccp proto = "dccp"
+	lite proto = "udp-lite"
 )
 
 var (
@@ -142,6 +144,10 @@ func (s scene) number() uint8 {
 		return unix.IPPROTO_GRE
 	case s.proto == esp:
 		return unix.IPPROTO_ESP
+	case s.proto == dccp:
+		return unix.IPPROTO_DCCP
+	case s.proto == lite:
+		return unix.IPPROTO_UDPLITE
 	case s.name == "v4":
 		return unix.IPPROTO_ICMP
 	default:

@@ -89,6 +89,7 @@ func toUplinkByAddress() []row {
 			name: "with a flow of the host to the remote", on: withoutPorts, flows: []flow{claim("remote:0", "node:0").idleFor(20 * time.Second)},
 			in: "pod:0 > remote:0", drop: "no port",
 		},
+		{name: "a checksum over the addresses", on: []proto{dccp, lite}, in: "pod:0 > remote:0", drop: "protocol"},
 		{name: "a tunnel", on: []proto{gre, esp}, in: "pod3:0 > remote:0", drop: "protocol"},
 		{name: "a tunnel, with a flow from before", on: []proto{gre, esp}, flows: []flow{snat("remote:0", "node:0", "pod3:0")}, in: "pod3:0 > remote:0", drop: "protocol"},
 		{name: "UDP behind two fragment headers", only: "v6", on: []proto{udp}, in: "pod3:4000 > remote:80", raw: withHeaders(2, unix.IPPROTO_FRAGMENT), drop: "protocol"},
