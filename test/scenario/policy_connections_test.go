@@ -82,7 +82,23 @@ func (n *network) attack(t *testing.T, f testenv.Family, protocol string) (victi
 	client = connect(t, attacker.Namespace, protocol, netip.AddrPort{}, serve(t, victim.Namespace, protocol, at(f.Pod(victim), 80)))
 	t.Cleanup(func() { client.Close() })
 	askOften(t, client, victim.Namespace)
+	acknowledged(t, victim)
 	return victim, attacker, client
+}
+
+// acknowledged waits until a pod's peers have acknowledged all that it has sent by TCP, so that no late ACK is the first packet
+// that new rules drop.
+func acknowledged(t *testing.T, pod *testenv.Pod) {
+	t.Helper()
+	testenv.Eventually(t, pod.Name+"'s peers to acknowledge its data", func() error {
+		for line := range strings.Lines(run(t, pod, "cat", "/proc/self/net/tcp", "/proc/self/net/tcp6")) {
+			const established = "01"
+			if fields := strings.Fields(line); fields[3] == established && !strings.HasPrefix(fields[4], "00000000:") {
+				return fmt.Errorf("not acknowledged: %s", line)
+			}
+		}
+		return nil
+	})
 }
 
 // isolate isolates a pod that runs.
