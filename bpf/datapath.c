@@ -66,7 +66,7 @@ int from_container(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	__u32 tag = tag_take(skb);
 	bool late;
-	struct endpoint *sender = NULL, *from = NULL, *to = NULL;
+	struct endpoint *from = NULL, *to = NULL;
 	int reason, verdict = NOT_HANDLED, parsed;
 	struct device *device;
 
@@ -96,13 +96,11 @@ int from_container(struct __sk_buff *skb)
 	if (frag_queue_wants(p, parsed) && route_ask(skb, ROUTE_LOCAL))
 		return frag_queue_ingress(skb, p, parsed);
 	if (parsed == PARSED) {
-		sender = endpoint_lookup(&p->src);
+		/* Not if the packet arrives on another device: behind a bridge, or with a forged source. */
+		from = endpoint_lookup(&p->src);
+		if (from && from->ifindex != skb->ifindex)
+			from = NULL;
 		to = endpoint_lookup(&p->dst);
-		/*
-		 * NULL if the packet arrives on another device: behind a bridge, or with a forged
-		 * source.
-		 */
-		from = sender && sender->ifindex == skb->ifindex ? sender : NULL;
 		classify_sent(skb, p, device, from, to);
 		if (p->decided.reset)
 			p->decided.admitted = policy_owes_reset(skb);
@@ -131,7 +129,7 @@ int from_container(struct __sk_buff *skb)
 	    !policy_sends(skb, parsed))
 		return policy_reset(skb);
 	if (verdict == VERDICT_NEXT && p->decided.to_host)
-		verdict = hairpin_from_container(skb, p, device, sender);
+		verdict = hairpin_from_container(skb, p, device, endpoint_lookup(&p->src));
 	if (verdict != VERDICT_NEXT)
 		return verdict == VERDICT_DROP ? policy_reset(skb) : verdict;
 	verdict = bypass_none(skb, p, &p->dst, p->dport);
