@@ -109,10 +109,13 @@ func TestServicesAreOffloaded(t *testing.T) {
 // end, because TCP is unknown to it.
 func (n *network) wantRetargeted(t *testing.T, protocol string, client *testenv.Client, server *testenv.Pod) {
 	t.Helper()
-	testenv.Eventually(t, "requests to reach the service's new backend", func() error {
-		ctx, cancel := context.WithTimeout(testenv.Context(t), time.Second) // a reply that was on its way is lost
+	ask := func() (testenv.Reply, error) {
+		ctx, cancel := context.WithTimeout(testenv.Context(t), time.Second) // a reply that is on its way is lost
 		defer cancel()
-		reply, err := client.Ask(ctx, "hello")
+		return client.Ask(ctx, "hello")
+	}
+	testenv.Eventually(t, "requests to reach the service's new backend", func() error {
+		reply, err := ask()
 		switch {
 		case protocol == "tcp" && err == nil:
 			return fmt.Errorf("reply from %s, want the connection to end", reply.Server)
@@ -126,7 +129,7 @@ func (n *network) wantRetargeted(t *testing.T, protocol string, client *testenv.
 	if protocol == "udp" {
 		testenv.Eventually(t, "the cached decisions of all CPUs to end", func() error {
 			for range offloadRequests {
-				if reply, err := client.Ask(testenv.Context(t), "hello"); err != nil || reply.Server != server.Namespace.Name {
+				if reply, err := ask(); err != nil || reply.Server != server.Namespace.Name {
 					return fmt.Errorf("reply from %s (%v)", reply.Server, err)
 				}
 			}
