@@ -90,10 +90,11 @@ static __noinline bool fwd_track(struct fwd_entry *entry)
 	return args->tracked;
 }
 
-/* Reports whether p updates the flow of its connection. */
+/* Reports whether p updates the flow of its connection here: fwd_cache_receive does it for FWD_FLOW. */
 static __always_inline bool fwd_tracks(const struct fwd_entry *entry, const struct packet *p)
 {
-	return entry->flow_kind && (entry->flags & FWD_TRACK || fwd_changes_state(p));
+	return entry->flow_kind && entry->action != FWD_FLOW &&
+	       (entry->flags & FWD_TRACK || fwd_changes_state(p));
 }
 
 /*
