@@ -98,8 +98,8 @@ static __always_inline bool fwd_tracks(const struct fwd_entry *entry, const stru
 }
 
 /*
- * Reports whether the entry applies to p, although p opens or closes its connection: always, or if a container closes it, which may be
- * trusted.
+ * Reports whether the entry applies to p, which opens or closes its connection: the entry applies to every packet, or a container
+ * closes the connection. A remote's FIN or RST may be forged.
  */
 static __always_inline bool fwd_takes_change(const struct fwd_entry *entry, const struct packet *p)
 {
