@@ -59,11 +59,14 @@ type sample struct {
 	lost           int           // UDP packets
 }
 
-// pauseGC collects garbage now and not again until resume is called.
+// garbageLimit is where garbage is collected even while that is paused: ADDs with 10,000 rules make gigabytes. Traffic makes little.
+const garbageLimit = 2 << 30
+
+// pauseGC collects garbage now and, below the limit, not again until resume is called.
 func pauseGC() (resume func()) {
 	runtime.GC()
-	old := debug.SetGCPercent(-1)
-	return func() { debug.SetGCPercent(old) }
+	percent, limit := debug.SetGCPercent(-1), debug.SetMemoryLimit(garbageLimit)
+	return func() { debug.SetGCPercent(percent); debug.SetMemoryLimit(limit) }
 }
 
 // onCPU runs one end on its own thread, in the namespace and on the CPU. It blocks the signal with

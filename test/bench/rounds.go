@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"runtime"
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -97,6 +98,7 @@ func (r *run) measure() {
 			r.progress.printf("round %d of %d: ADD and DEL, %s", round+1, r.plan.rounds, s.variant.title)
 			r.measureCalls(s)
 		}
+		runtime.GC() // what the calls have left, so that it is not collected during traffic
 	}
 }
 
