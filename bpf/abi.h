@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 11
+#define EBPFNET_ABI 12
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -96,7 +96,7 @@ struct endpoint {
 	__u8 host_mac[6];    /* host end */
 	struct addr gateway; /* the host's address on the veth; hairpin clients appear as it */
 	enum endpoint_flags flags;
-	__u32 nonmasq_set; /* set of destinations in nonmasq_cidrs, or 0 */
+	__u32 nonmasq_set; /* set of destinations in prefixes, or 0 */
 	__u16 mtu;	   /* of the veth */
 	enum fast_path fast_path;
 	__u8 pad;
@@ -125,7 +125,7 @@ struct device {
 	__u8 mac[6];	  /* container end */
 	__u16 policy;	  /* index in policies; 0: no rules */
 	__u64 container;  /* as in struct endpoint */
-	__u32 route_set;  /* set of routes in gateway_routes, or 0 */
+	__u32 route_set;  /* set of routes in prefixes, or 0 */
 	__u32 link_local; /* hash of its link-local address besides the MAC's; 0: none */
 };
 
@@ -153,7 +153,7 @@ struct host_port {
 	__u16 target_port;
 	__u16 pad;
 	struct addr target_addr;
-	__u32 src_range_set; /* set of clients in port_src_ranges, or 0: everyone */
+	__u32 src_range_set; /* set of clients in prefixes, or 0: everyone */
 	__u32 pad2;
 };
 
@@ -412,10 +412,8 @@ struct queued_frag {
 };
 
 /*
- * nonmasq_cidrs: sets of destinations that are not masqueraded.
- * port_src_ranges: sets of clients that may use a host port.
- * gateway_routes: sets of routes of containers; the value is the gateway's struct addr,
- * or all zeros where the host is the gateway.
+ * prefixes: sets of destinations that are not masqueraded, of clients that may use a host port, and of
+ * routes of containers. The value is the gateway of a route, else all zeros, as where that is the host.
  * nodes: the prefixes of the cluster's other nodes; the set is 0.
  * The set comes before the address, so prefixlen is 32 longer than the
  * address's (and another 96 for IPv4).

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Predicates and conversions of addresses. */
+/* Predicates, conversions, and prefixes of addresses. */
 #pragma once
 
 #include <stdbool.h>
@@ -29,6 +29,14 @@ static __always_inline bool addr_equal(const struct addr *a, const struct addr *
 	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
 
 	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
+}
+
+/* Returns the value for the longest prefix of addr in the set of the LPM map, or NULL. */
+static __always_inline void *prefix_lookup(void *map, __u32 set, const struct addr *addr)
+{
+	struct prefix_key key = {.prefixlen = 32 + 128, .set = set, .addr = *addr};
+
+	return bpf_map_lookup_elem(map, &key);
 }
 
 static __always_inline bool mac_equal(const __u8 *a, const __u8 *b)

@@ -94,8 +94,6 @@ static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct p
 
 	/* mac and host_mac: destination and source, as in a frame. */
 	__builtin_memcpy(macs, to->mac, sizeof(macs));
-	if (p->tcp_syn)
-		flags |= FWD_TRACK;
 	if (fwd_cacheable(p) &&
 	    (!fwd_changes_state(p) || flags & FWD_EVERY_TCP || fwd_opens_tracked(p, flow_kind)))
 		fwd_cache_store_ingress(skb, flags, flow_kind);

@@ -639,7 +639,6 @@ const (
 	DatapathMapFragments      = "fragments"
 	DatapathMapFwdCache       = "fwd_cache"
 	DatapathMapFwdWays        = "fwd_ways"
-	DatapathMapGatewayRoutes  = "gateway_routes"
 	DatapathMapGeneration     = "generation"
 	DatapathMapHashScratch    = "hash_scratch"
 	DatapathMapHostPorts      = "host_ports"
@@ -647,7 +646,6 @@ const (
 	DatapathMapMasqSources    = "masq_sources"
 	DatapathMapMovedFlows     = "moved_flows"
 	DatapathMapNodes          = "nodes"
-	DatapathMapNonmasqCidrs   = "nonmasq_cidrs"
 	DatapathMapOffloadScratch = "offload_scratch"
 	DatapathMapPeerClasses    = "peer_classes"
 	DatapathMapPktScratch     = "pkt_scratch"
@@ -658,7 +656,7 @@ const (
 	DatapathMapPolicyScratch  = "policy_scratch"
 	DatapathMapPortMarks      = "port_marks"
 	DatapathMapPortNumbers    = "port_numbers"
-	DatapathMapPortSrcRanges  = "port_src_ranges"
+	DatapathMapPrefixes       = "prefixes"
 	DatapathMapRouteRules     = "route_rules"
 	DatapathMapRouted         = "routed"
 	DatapathMapRuleSets       = "rule_sets"
@@ -751,7 +749,6 @@ type DatapathMapSpecs struct {
 	Fragments      *ebpf.MapSpec `ebpf:"fragments"`
 	FwdCache       *ebpf.MapSpec `ebpf:"fwd_cache"`
 	FwdWays        *ebpf.MapSpec `ebpf:"fwd_ways"`
-	GatewayRoutes  *ebpf.MapSpec `ebpf:"gateway_routes"`
 	Generation     *ebpf.MapSpec `ebpf:"generation"`
 	HashScratch    *ebpf.MapSpec `ebpf:"hash_scratch"`
 	HostPorts      *ebpf.MapSpec `ebpf:"host_ports"`
@@ -759,7 +756,6 @@ type DatapathMapSpecs struct {
 	MasqSources    *ebpf.MapSpec `ebpf:"masq_sources"`
 	MovedFlows     *ebpf.MapSpec `ebpf:"moved_flows"`
 	Nodes          *ebpf.MapSpec `ebpf:"nodes"`
-	NonmasqCidrs   *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
 	OffloadScratch *ebpf.MapSpec `ebpf:"offload_scratch"`
 	PeerClasses    *ebpf.MapSpec `ebpf:"peer_classes"`
 	PktScratch     *ebpf.MapSpec `ebpf:"pkt_scratch"`
@@ -770,7 +766,7 @@ type DatapathMapSpecs struct {
 	PolicyScratch  *ebpf.MapSpec `ebpf:"policy_scratch"`
 	PortMarks      *ebpf.MapSpec `ebpf:"port_marks"`
 	PortNumbers    *ebpf.MapSpec `ebpf:"port_numbers"`
-	PortSrcRanges  *ebpf.MapSpec `ebpf:"port_src_ranges"`
+	Prefixes       *ebpf.MapSpec `ebpf:"prefixes"`
 	RouteRules     *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed         *ebpf.MapSpec `ebpf:"routed"`
 	RuleSets       *ebpf.MapSpec `ebpf:"rule_sets"`
@@ -825,7 +821,6 @@ type DatapathMaps struct {
 	Fragments      *ebpf.Map `ebpf:"fragments"`
 	FwdCache       *ebpf.Map `ebpf:"fwd_cache"`
 	FwdWays        *ebpf.Map `ebpf:"fwd_ways"`
-	GatewayRoutes  *ebpf.Map `ebpf:"gateway_routes"`
 	Generation     *ebpf.Map `ebpf:"generation"`
 	HashScratch    *ebpf.Map `ebpf:"hash_scratch"`
 	HostPorts      *ebpf.Map `ebpf:"host_ports"`
@@ -833,7 +828,6 @@ type DatapathMaps struct {
 	MasqSources    *ebpf.Map `ebpf:"masq_sources"`
 	MovedFlows     *ebpf.Map `ebpf:"moved_flows"`
 	Nodes          *ebpf.Map `ebpf:"nodes"`
-	NonmasqCidrs   *ebpf.Map `ebpf:"nonmasq_cidrs"`
 	OffloadScratch *ebpf.Map `ebpf:"offload_scratch"`
 	PeerClasses    *ebpf.Map `ebpf:"peer_classes"`
 	PktScratch     *ebpf.Map `ebpf:"pkt_scratch"`
@@ -844,7 +838,7 @@ type DatapathMaps struct {
 	PolicyScratch  *ebpf.Map `ebpf:"policy_scratch"`
 	PortMarks      *ebpf.Map `ebpf:"port_marks"`
 	PortNumbers    *ebpf.Map `ebpf:"port_numbers"`
-	PortSrcRanges  *ebpf.Map `ebpf:"port_src_ranges"`
+	Prefixes       *ebpf.Map `ebpf:"prefixes"`
 	RouteRules     *ebpf.Map `ebpf:"route_rules"`
 	Routed         *ebpf.Map `ebpf:"routed"`
 	RuleSets       *ebpf.Map `ebpf:"rule_sets"`
@@ -874,7 +868,6 @@ func (m *DatapathMaps) Close() error {
 		m.Fragments,
 		m.FwdCache,
 		m.FwdWays,
-		m.GatewayRoutes,
 		m.Generation,
 		m.HashScratch,
 		m.HostPorts,
@@ -882,7 +875,6 @@ func (m *DatapathMaps) Close() error {
 		m.MasqSources,
 		m.MovedFlows,
 		m.Nodes,
-		m.NonmasqCidrs,
 		m.OffloadScratch,
 		m.PeerClasses,
 		m.PktScratch,
@@ -893,7 +885,7 @@ func (m *DatapathMaps) Close() error {
 		m.PolicyScratch,
 		m.PortMarks,
 		m.PortNumbers,
-		m.PortSrcRanges,
+		m.Prefixes,
 		m.RouteRules,
 		m.Routed,
 		m.RuleSets,

@@ -15,8 +15,11 @@
  * Measured with a million connections of one kind, and 228,560 places (test/bench/FIGURES.md): nobody
  * else loses an assured flow, offloaded or not. One container gets 75 % of the places, eight at once 91 to
  * 94 %. Then others open all of 200 connections to the outside, and the outside 171 to a host port, which
- * cannot choose its bucket. So a busy container can have three quarters of the places. An offloaded
- * connection to the outside has two of them.
+ * cannot choose its bucket. So a busy container can have three quarters of the places.
+ *
+ * An offloaded connection has two flows: FLOW_OFFLOAD for the stack's side, which knows its own tuple only, and that which
+ * translates it for the outside. In one, all flows would take 40 bytes more for what only long connections need, and
+ * from_container would have to look for the port of masquerading before it knows whether the connection is offloaded.
  *
  * Locking: one lock per bucket.
  *  - A place is read, filled, and emptied under the lock, after its key has been compared. Readers

@@ -168,8 +168,6 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 		entry->next_hop = next.neigh;
 	}
 	entry->flow_kind = entry->nat ? flow_kind : 0;
-	if (p->tcp_syn)
-		entry->flags |= FWD_TRACK;
 	entry->ifindex = skb->ifindex;
 	entry->action = next.tunnel ? FWD_NODE : FWD_NEXT_HOP;
 	return 0;

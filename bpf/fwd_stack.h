@@ -39,7 +39,7 @@ static __always_inline void fwd_entry_repeat(struct fwd_entry *entry, const stru
 	struct device *device = p->decided.known ? device_lookup(p->ifindex) : NULL;
 
 	entry->action = FWD_COUNT;
-	entry->flags &= ~(FWD_COMPARE | FWD_TRACK);
+	entry->flags &= ~FWD_COMPARE;
 	entry->flow_kind = 0;
 	if (!p->decided.stack_cacheable || p->decided.pending == PENDING_JUDGE ||
 	    (p->decided.known && !device))
@@ -50,8 +50,6 @@ static __always_inline void fwd_entry_repeat(struct fwd_entry *entry, const stru
 		entry->flags |= FWD_COMPARE;
 	if (p->decided.paired)
 		entry->flow_kind = FLOW_PAIR;
-	if (p->tcp_syn)
-		entry->flags |= FWD_TRACK;
 	entry->tag = tag_of(id) | tag_judged(p);
 	entry->policies = p->decided.policies;
 	entry->policy_generation = p->decided.policy_generation;

@@ -17,8 +17,7 @@
 /* Returns the gateway of the set's route to addr; NULL: the host. */
 static __noinline const struct addr *gateway_lookup(__u32 set, const struct addr *addr, bool ipv6)
 {
-	struct prefix_key key = {.prefixlen = 32 + 128, .set = set, .addr = *addr};
-	const struct addr *gateway = bpf_map_lookup_elem(&gateway_routes, &key);
+	const struct addr *gateway = prefix_lookup(&prefixes, set, addr);
 
 	/* An IPv6 route to everything contains the mapped IPv4 addresses. */
 	if (!gateway || addr_is_any(gateway, true) || addr_is_mapped(gateway) == ipv6)

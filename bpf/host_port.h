@@ -85,13 +85,7 @@ static __always_inline struct host_port *host_port_lookup_reply(const struct pac
 /* Reports whether the host port's source ranges include p's sender. */
 static __noinline bool host_port_allows(const struct packet *p, const struct host_port *port)
 {
-	struct prefix_key key = {
-		.prefixlen = 32 + 128,
-		.set = port->src_range_set,
-		.addr = p->src,
-	};
-
-	return !port->src_range_set || bpf_map_lookup_elem(&port_src_ranges, &key);
+	return !port->src_range_set || prefix_lookup(&prefixes, port->src_range_set, &p->src);
 }
 
 /*

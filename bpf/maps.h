@@ -7,6 +7,15 @@
 
 #include "abi.h"
 
+#define MAP(name, map_type, key_type, value_type, entries, flags)                                  \
+	struct {                                                                                   \
+		__uint(type, BPF_MAP_TYPE_##map_type);                                             \
+		__uint(max_entries, entries);                                                      \
+		__uint(map_flags, flags);                                                          \
+		__type(key, key_type);                                                             \
+		__type(value, value_type);                                                         \
+	} name SEC(".maps")
+
 /* Set by the loader before the programs are verified, constant from then on. */
 const volatile struct host_config config = {
 	.abi = EBPFNET_ABI,
@@ -17,300 +26,109 @@ const volatile struct host_config config = {
 };
 
 /* Written by ADD before the container can send, removed by DEL. Every program reads it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct addr);
-	__type(value, struct endpoint);
-} endpoints SEC(".maps");
+MAP(endpoints, HASH, struct addr, struct endpoint, 65536, BPF_F_NO_PREALLOC);
 
 /* Written by ADD with the endpoints, also for a container without addresses; removed by DEL. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct device);
-} devices SEC(".maps");
+MAP(devices, HASH, __u32, struct device, 65536, BPF_F_NO_PREALLOC);
 
-/* Written by ADD after all other maps, removed by DEL before them. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4 * 65536); /* ports: two families, two directions */
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct host_port_key);
-	__type(value, struct host_port);
-} host_ports SEC(".maps");
+/* Written by ADD after all other maps, removed by DEL before them. A port has two entries for each family. */
+MAP(host_ports, HASH, struct host_port_key, struct host_port, 4 * 65536, BPF_F_NO_PREALLOC);
 
 /*
  * Written by the programs. The loader chooses the number of buckets by the host's memory, and
  * config has it.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct flow_bucket);
-} flow_buckets SEC(".maps");
+MAP(flow_buckets, ARRAY, __u32, struct flow_bucket, 1, 0);
 
 /* Written with flow_buckets. Key: the number of the bucket times FLOW_WAYS, plus the way. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, FLOW_WAYS);
-	__type(key, __u32);
-	__type(value, struct flow_entry);
-} flow_table SEC(".maps");
+MAP(flow_table, ARRAY, __u32, struct flow_entry, FLOW_WAYS, 0);
 
 /*
  * Written when a container gets rules: the connections that exist. The
  * programs move an entry to flow_table when a packet needs it.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct flow_key);
-	__type(value, struct admitted_flow);
-} admitted_flows SEC(".maps");
+MAP(admitted_flows, HASH, struct flow_key, struct admitted_flow, 65536, BPF_F_NO_PREALLOC);
 
 /* Written by ADD for a container with rules, freed by DEL; a pod's by the node agent. User space maps it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, POLICIES);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct policy);
-} policies SEC(".maps");
+MAP(policies, ARRAY, __u32, struct policy, POLICIES, BPF_F_MMAPABLE);
 
 /* Written before the first policy that uses the rule set, removed after the last. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 2 * POLICIES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct rule_set);
-} rule_sets SEC(".maps");
+MAP(rule_sets, HASH, __u32, struct rule_set, 2 * POLICIES, BPF_F_NO_PREALLOC);
 
 /* Written with rule_sets. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 1048576);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct rule_key);
-	__type(value, struct rule);
-} policy_rules SEC(".maps");
+MAP(policy_rules, LPM_TRIE, struct rule_key, struct rule, 1048576, BPF_F_NO_PREALLOC);
 
 /* Written with rule_sets. The value is the number of the block. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 262144);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix_key);
-	__type(value, __u32);
-} policy_blocks SEC(".maps");
+MAP(policy_blocks, LPM_TRIE, struct prefix_key, __u32, 262144, BPF_F_NO_PREALLOC);
 
 /* Written by the node agent: the classes of pods' addresses, by which rules name peers. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct addr);
-	__type(value, __u32);
-} peer_classes SEC(".maps");
+MAP(peer_classes, HASH, struct addr, __u32, 65536, BPF_F_NO_PREALLOC);
 
 /* Written by ADD with a number's first host port, never cleared. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 4 * PORT_NUMBER_WORDS);
-	__type(key, __u32);
-	__type(value, __u64);
-} port_numbers SEC(".maps");
+MAP(port_numbers, ARRAY, __u32, __u64, 4 * PORT_NUMBER_WORDS, 0);
 
 /* Written by the programs with a port's first connection, never cleared. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 4 * PORT_MARK_WORDS);
-	__type(key, __u32);
-	__type(value, __u64);
-} port_marks SEC(".maps");
+MAP(port_marks, ARRAY, __u32, __u64, 4 * PORT_MARK_WORDS, 0);
 
 /* Written by every process that changes another map of the plugin. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} generation SEC(".maps");
+MAP(generation, ARRAY, __u32, __u64, 1, 0);
 
 /* Written by the programs when an uplink's source address changes. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1024);
-	__type(key, struct masq_sources_key);
-	__type(value, struct masq_sources);
-} masq_sources SEC(".maps");
+MAP(masq_sources, LRU_HASH, struct masq_sources_key, struct masq_sources, 1024, 0);
 
 /*
  * Written by the programs, once per tick and flow that does not have its first candidate. Key:
  * part of a keyed hash of the remote and of what the flow is translated to.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MOVED_FLOWS);
-	__type(key, __u32);
-	__type(value, struct moved);
-} moved_flows SEC(".maps");
+MAP(moved_flows, ARRAY, __u32, struct moved, MOVED_FLOWS, 0);
 
 /* Written by the programs, a few times per second and connection. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, FWD_BUCKETS *FWD_WAYS);
-	__type(key, __u32);
-	__type(value, struct fwd_entry);
-} fwd_cache SEC(".maps");
+MAP(fwd_cache, PERCPU_ARRAY, __u32, struct fwd_entry, FWD_BUCKETS *FWD_WAYS, 0);
 
 /* Written with fwd_cache. Key: the bucket. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, FWD_BUCKETS);
-	__type(key, __u32);
-	__type(value, struct fwd_ways);
-} fwd_ways SEC(".maps");
+MAP(fwd_ways, PERCPU_ARRAY, __u32, struct fwd_ways, FWD_BUCKETS, 0);
 
 /* Written by the programs. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TUPLE_HINTS);
-	__type(key, __u32);
-	__type(value, __u64);
-} tuple_notes SEC(".maps");
+MAP(tuple_notes, ARRAY, __u32, __u64, TUPLE_HINTS, 0);
 
-/* Written by ADD with a set's first endpoint, removed with the last. The value is unused. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix_key);
-	__type(value, __u32);
-} nonmasq_cidrs SEC(".maps");
-
-/* Written by ADD with a set's first host port, removed with the last. The value is unused. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix_key);
-	__type(value, __u32);
-} port_src_ranges SEC(".maps");
-
-/* Written by ADD with a set's first endpoint, removed with the last. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix_key);
-	__type(value, struct addr);
-} gateway_routes SEC(".maps");
+/* Written by ADD with a set's first endpoint or host port, removed with the last. */
+MAP(prefixes, LPM_TRIE, struct prefix_key, struct addr, 65536, BPF_F_NO_PREALLOC);
 
 /* Written by whoever attaches programs to an uplink; removed when the device is gone. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct uplink);
-} uplinks SEC(".maps");
+MAP(uplinks, HASH, __u32, struct uplink, 1024, BPF_F_NO_PREALLOC);
 
 /* Written by the node agent: the prefixes of all other nodes. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix_key);
-	__type(value, struct node);
-} nodes SEC(".maps");
+MAP(nodes, LPM_TRIE, struct prefix_key, struct node, 16384, BPF_F_NO_PREALLOC);
 
 /* Written by the node agent, with nodes. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct cluster);
-} cluster SEC(".maps");
+MAP(cluster, ARRAY, __u32, struct cluster, 1, 0);
 
 /* Written by the programs. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, ROUTED_TUPLES);
-	__type(key, __u32);
-	__type(value, struct routed);
-} routed SEC(".maps");
+MAP(routed, ARRAY, __u32, struct routed, ROUTED_TUPLES, 0);
 
 /* Written by the programs. A hash of the devices and the family chooses the place. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, STACK_NOTES);
-	__type(key, __u32);
-	__type(value, struct stack_note);
-} stack_notes SEC(".maps");
+MAP(stack_notes, ARRAY, __u32, struct stack_note, STACK_NOTES, 0);
 
 /* Written by every process that looks for uplinks. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 2);
-	__type(key, __u32);
-	__type(value, __u32);
-} route_rules SEC(".maps");
+MAP(route_rules, ARRAY, __u32, __u32, 2, 0);
 
 /* Written by the programs; entries expire. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct fragment_key);
-	__type(value, struct fragment);
-} fragments SEC(".maps");
+MAP(fragments, LRU_HASH, struct fragment_key, struct fragment, 4096, 0);
 
 /* Written by the programs, removed when the first fragment arrives; entries expire. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1024);
-	__type(key, struct frag_queue_key);
-	__type(value, struct queued_frag);
-} frag_queue SEC(".maps");
+MAP(frag_queue, LRU_HASH, struct frag_queue_key, struct queued_frag, 1024, 0);
 
 /* Written by the programs. One counter per CPU, so none is contended. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, REASON_MAX);
-	__type(key, __u32); /* enum reason; the kernel requires an integer */
-	__type(value, struct drop_count);
-} drop_totals SEC(".maps");
+MAP(drop_totals, PERCPU_ARRAY, __u32, struct drop_count, REASON_MAX, 0);
 
 /* Written by the programs with an attachment's first drop for a reason, removed by DEL. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct drop_key);
-	__type(value, struct drop_count);
-} drops SEC(".maps");
+MAP(drops, HASH, struct drop_key, struct drop_count, 65536, BPF_F_NO_PREALLOC);
 
 /* Written by the reader of single drops, and by the programs when its lease ends. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct drop_reader);
-} drop_reader SEC(".maps");
+MAP(drop_reader, ARRAY, __u32, struct drop_reader, 1, 0);
 
 /* Written by the programs while there is a reader. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, DROP_REASONS);
-	__type(key, __u32);
-	__type(value, struct drop_limit);
-} drop_limits SEC(".maps");
+MAP(drop_limits, PERCPU_ARRAY, __u32, struct drop_limit, DROP_REASONS, 0);
 
 /* Written by the programs while there is a reader. Has up to 840 events. */
 struct {

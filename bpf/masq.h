@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include "addr.h"
 #include "endpoint.h"
 #include "fib.h"
 #include "flow.h"
@@ -23,15 +24,9 @@
 /* Reports whether packets of the endpoint to p's destination keep their source. */
 static __always_inline bool masq_skips(const struct endpoint *endpoint, const struct packet *p)
 {
-	struct prefix_key key = {
-		.prefixlen = 32 + 128,
-		.set = endpoint->nonmasq_set,
-		.addr = p->dst,
-	};
-
 	if (!(endpoint->flags & ENDPOINT_MASQ) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return true;
-	return endpoint->nonmasq_set && bpf_map_lookup_elem(&nonmasq_cidrs, &key);
+	return endpoint->nonmasq_set && prefix_lookup(&prefixes, endpoint->nonmasq_set, &p->dst);
 }
 
 /*

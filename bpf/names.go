@@ -194,7 +194,6 @@ const (
 	MapFragments     = DatapathMapFragments
 	MapFwdCache      = DatapathMapFwdCache
 	MapFwdWays       = DatapathMapFwdWays
-	MapGatewayRoutes = DatapathMapGatewayRoutes
 	MapGeneration    = DatapathMapGeneration
 	MapPeerClasses   = DatapathMapPeerClasses
 	MapPolicies      = DatapathMapPolicies
@@ -206,8 +205,7 @@ const (
 	MapMasqSources   = DatapathMapMasqSources
 	MapMovedFlows    = DatapathMapMovedFlows
 	MapNodes         = DatapathMapNodes
-	MapNonMasqCIDRs  = DatapathMapNonmasqCidrs
-	MapPortSrcRanges = DatapathMapPortSrcRanges
+	MapPrefixes      = DatapathMapPrefixes
 	MapRouted        = DatapathMapRouted
 	MapPortMarks     = DatapathMapPortMarks
 	MapRouteRules    = DatapathMapRouteRules

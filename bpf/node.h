@@ -43,9 +43,7 @@ static __always_inline struct cluster *cluster_get(void)
 /* Returns the node whose containers have the address, or NULL. */
 static __noinline struct node *node_lookup(const struct addr *addr)
 {
-	struct prefix_key key = {.prefixlen = 32 + 128, .addr = *addr};
-
-	return bpf_map_lookup_elem(&nodes, &key);
+	return prefix_lookup(&nodes, 0, addr);
 }
 
 /* Reports whether nodes has entries. */

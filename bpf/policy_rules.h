@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "addr.h"
 #include "endpoint.h"
 #include "scratch.h"
 
@@ -101,16 +102,11 @@ static __always_inline bool rule_admits(const struct policy_args *args, enum pee
 /* Reports whether the rule set has a rule for a block with the peer's address. */
 static __always_inline bool rule_admits_block(const struct policy_args *args)
 {
-	struct prefix_key key = {
-		.prefixlen = 32 + 128,
-		.set = args->rule_set >> RULE_SET_SHIFT,
-		.addr = args->peer,
-	};
 	const __u32 *block;
 
 	if (!(args->rule_set & 1 << PEER_BLOCK))
 		return false;
-	block = bpf_map_lookup_elem(&policy_blocks, &key);
+	block = prefix_lookup(&policy_blocks, args->rule_set >> RULE_SET_SHIFT, &args->peer);
 	return block && rule_admits(args, PEER_BLOCK, *block);
 }
 

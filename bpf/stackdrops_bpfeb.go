@@ -31,20 +31,18 @@ const (
 	StackDropsMapFragments     = "fragments"
 	StackDropsMapFwdCache      = "fwd_cache"
 	StackDropsMapFwdWays       = "fwd_ways"
-	StackDropsMapGatewayRoutes = "gateway_routes"
 	StackDropsMapGeneration    = "generation"
 	StackDropsMapHostPorts     = "host_ports"
 	StackDropsMapMasqSources   = "masq_sources"
 	StackDropsMapMovedFlows    = "moved_flows"
 	StackDropsMapNodes         = "nodes"
-	StackDropsMapNonmasqCidrs  = "nonmasq_cidrs"
 	StackDropsMapPeerClasses   = "peer_classes"
 	StackDropsMapPolicies      = "policies"
 	StackDropsMapPolicyBlocks  = "policy_blocks"
 	StackDropsMapPolicyRules   = "policy_rules"
 	StackDropsMapPortMarks     = "port_marks"
 	StackDropsMapPortNumbers   = "port_numbers"
-	StackDropsMapPortSrcRanges = "port_src_ranges"
+	StackDropsMapPrefixes      = "prefixes"
 	StackDropsMapRouteRules    = "route_rules"
 	StackDropsMapRouted        = "routed"
 	StackDropsMapRuleSets      = "rule_sets"
@@ -120,20 +118,18 @@ type StackDropsMapSpecs struct {
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	FwdCache      *ebpf.MapSpec `ebpf:"fwd_cache"`
 	FwdWays       *ebpf.MapSpec `ebpf:"fwd_ways"`
-	GatewayRoutes *ebpf.MapSpec `ebpf:"gateway_routes"`
 	Generation    *ebpf.MapSpec `ebpf:"generation"`
 	HostPorts     *ebpf.MapSpec `ebpf:"host_ports"`
 	MasqSources   *ebpf.MapSpec `ebpf:"masq_sources"`
 	MovedFlows    *ebpf.MapSpec `ebpf:"moved_flows"`
 	Nodes         *ebpf.MapSpec `ebpf:"nodes"`
-	NonmasqCidrs  *ebpf.MapSpec `ebpf:"nonmasq_cidrs"`
 	PeerClasses   *ebpf.MapSpec `ebpf:"peer_classes"`
 	Policies      *ebpf.MapSpec `ebpf:"policies"`
 	PolicyBlocks  *ebpf.MapSpec `ebpf:"policy_blocks"`
 	PolicyRules   *ebpf.MapSpec `ebpf:"policy_rules"`
 	PortMarks     *ebpf.MapSpec `ebpf:"port_marks"`
 	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
-	PortSrcRanges *ebpf.MapSpec `ebpf:"port_src_ranges"`
+	Prefixes      *ebpf.MapSpec `ebpf:"prefixes"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed        *ebpf.MapSpec `ebpf:"routed"`
 	RuleSets      *ebpf.MapSpec `ebpf:"rule_sets"`
@@ -185,20 +181,18 @@ type StackDropsMaps struct {
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	FwdCache      *ebpf.Map `ebpf:"fwd_cache"`
 	FwdWays       *ebpf.Map `ebpf:"fwd_ways"`
-	GatewayRoutes *ebpf.Map `ebpf:"gateway_routes"`
 	Generation    *ebpf.Map `ebpf:"generation"`
 	HostPorts     *ebpf.Map `ebpf:"host_ports"`
 	MasqSources   *ebpf.Map `ebpf:"masq_sources"`
 	MovedFlows    *ebpf.Map `ebpf:"moved_flows"`
 	Nodes         *ebpf.Map `ebpf:"nodes"`
-	NonmasqCidrs  *ebpf.Map `ebpf:"nonmasq_cidrs"`
 	PeerClasses   *ebpf.Map `ebpf:"peer_classes"`
 	Policies      *ebpf.Map `ebpf:"policies"`
 	PolicyBlocks  *ebpf.Map `ebpf:"policy_blocks"`
 	PolicyRules   *ebpf.Map `ebpf:"policy_rules"`
 	PortMarks     *ebpf.Map `ebpf:"port_marks"`
 	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
-	PortSrcRanges *ebpf.Map `ebpf:"port_src_ranges"`
+	Prefixes      *ebpf.Map `ebpf:"prefixes"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
 	Routed        *ebpf.Map `ebpf:"routed"`
 	RuleSets      *ebpf.Map `ebpf:"rule_sets"`
@@ -224,20 +218,18 @@ func (m *StackDropsMaps) Close() error {
 		m.Fragments,
 		m.FwdCache,
 		m.FwdWays,
-		m.GatewayRoutes,
 		m.Generation,
 		m.HostPorts,
 		m.MasqSources,
 		m.MovedFlows,
 		m.Nodes,
-		m.NonmasqCidrs,
 		m.PeerClasses,
 		m.Policies,
 		m.PolicyBlocks,
 		m.PolicyRules,
 		m.PortMarks,
 		m.PortNumbers,
-		m.PortSrcRanges,
+		m.Prefixes,
 		m.RouteRules,
 		m.Routed,
 		m.RuleSets,

@@ -27,9 +27,9 @@ type Copy struct {
 
 // shared are the maps that the programs only read.
 var shared = []string{
-	bpf.MapCluster, bpf.MapDevices, bpf.MapEndpoints, bpf.MapGatewayRoutes, bpf.MapGeneration, bpf.MapHostPorts, bpf.MapNodes,
-	bpf.MapNonMasqCIDRs, bpf.MapPeerClasses, bpf.MapPolicies, bpf.MapPolicyBlocks, bpf.MapPolicyRules, bpf.MapPortNumbers, bpf.MapPortSrcRanges,
-	bpf.MapRouteRules, bpf.MapRuleSets, bpf.MapUplinks,
+	bpf.MapCluster, bpf.MapDevices, bpf.MapEndpoints, bpf.MapGeneration, bpf.MapHostPorts, bpf.MapNodes, bpf.MapPeerClasses,
+	bpf.MapPolicies, bpf.MapPolicyBlocks, bpf.MapPolicyRules, bpf.MapPortNumbers, bpf.MapPrefixes, bpf.MapRouteRules, bpf.MapRuleSets,
+	bpf.MapUplinks,
 }
 
 // OpenCopy opens a copy of the loaded programs, which must be those of this binary. The caller must Close it.

@@ -28,17 +28,10 @@ func RouteSetOf(routes []Route) PrefixSet {
 
 // AddRoutes creates the missing entries of a set of routes.
 func (s *Store) AddRoutes(routes []Route) error {
-	if len(routes) == 0 {
-		return nil
-	}
-	if err := s.dp.OpenOnDemand(bpf.MapGatewayRoutes); err != nil {
-		return err
-	}
 	set := RouteSetOf(routes)
 	for _, route := range routes {
-		key, value := prefixKey(set, route.To), wireOrZero(route.Gateway)
-		if err := s.dp.GatewayRoutes.Put(&key, &value); err != nil {
-			return fmt.Errorf("put the route %s into %v: %w", route, s.dp.GatewayRoutes, explainFull(s.dp.GatewayRoutes, err))
+		if err := s.putPrefix(prefixKey(set, route.To), wireOrZero(route.Gateway)); err != nil {
+			return fmt.Errorf("put the route %s into %v: %w", route, s.dp.Prefixes, err)
 		}
 	}
 	return nil
@@ -47,7 +40,7 @@ func (s *Store) AddRoutes(routes []Route) error {
 // GatewayRoutes lists the routes of all sets that have a gateway.
 func GatewayRoutes(dp *loader.Datapath) (map[PrefixSet][]Route, error) {
 	sets := map[PrefixSet][]Route{}
-	for entry, err := range entries[bpf.PrefixKey, bpf.Addr](dp.GatewayRoutes) {
+	for entry, err := range entries[bpf.PrefixKey, bpf.Addr](dp.Prefixes) {
 		if err != nil {
 			return nil, err
 		}

@@ -7,15 +7,13 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // PrefixSet identifies a set of networks by a hash of its members, so that everyone
-// with the same list shares the entries. 0 means no set. nonmasq_cidrs has the sets of
-// destinations that are not masqueraded, port_src_ranges those of host port clients,
-// gateway_routes those of routes with gateways.
+// with the same list shares the entries of prefixes. 0 means no set. There are sets of
+// destinations that are not masqueraded, of host ports' clients, and of routes with gateways.
 type PrefixSet uint32
 
 // PrefixSetOf returns the identifier of a set; 0 for an empty one.
@@ -35,40 +33,31 @@ func prefixSetOf(members []string) PrefixSet {
 	return PrefixSet(token(members...)) | 1 // never 0
 }
 
-// AddNonMasqCIDRs creates the missing entries of a set of non-masquerade CIDRs.
-func (s *Store) AddNonMasqCIDRs(prefixes []netip.Prefix) error {
-	return s.addPrefixes(bpf.MapNonMasqCIDRs, &s.dp.NonmasqCidrs, prefixes)
-}
-
-// AddSrcRanges creates the missing entries of a set of source ranges.
-func (s *Store) AddSrcRanges(prefixes []netip.Prefix) error {
-	return s.addPrefixes(bpf.MapPortSrcRanges, &s.dp.PortSrcRanges, prefixes)
-}
-
-func (s *Store) addPrefixes(name string, m **ebpf.Map, prefixes []netip.Prefix) error {
-	if len(prefixes) == 0 {
-		return nil
-	}
-	if err := s.dp.OpenOnDemand(name); err != nil {
-		return err
-	}
+// AddPrefixes creates the missing entries of a set.
+func (s *Store) AddPrefixes(prefixes []netip.Prefix) error {
 	set := PrefixSetOf(prefixes)
 	for _, prefix := range prefixes {
-		key := prefixKey(set, prefix)
-		if err := (*m).Put(&key, uint32(0)); err != nil {
-			return fmt.Errorf("put %s into %v: %w", prefix, *m, explainFull(*m, err))
+		if err := s.putPrefix(prefixKey(set, prefix), bpf.Addr{}); err != nil {
+			return fmt.Errorf("put %s into %v: %w", prefix, s.dp.Prefixes, err)
 		}
 	}
 	return nil
 }
 
-// MissingPrefixes returns the networks of a set that have no entry in a map of sets.
-func MissingPrefixes(m *ebpf.Map, prefixes []netip.Prefix) ([]netip.Prefix, error) {
+func (s *Store) putPrefix(key bpf.PrefixKey, value bpf.Addr) error {
+	if err := s.dp.OpenOnDemand(bpf.MapPrefixes); err != nil {
+		return err
+	}
+	return explainFull(s.dp.Prefixes, s.dp.Prefixes.Put(&key, &value))
+}
+
+// MissingPrefixes returns the networks of a set that have no entry.
+func MissingPrefixes(dp *loader.Datapath, prefixes []netip.Prefix) ([]netip.Prefix, error) {
 	if len(prefixes) == 0 {
 		return nil, nil
 	}
 	present := map[bpf.PrefixKey]bool{}
-	for entry, err := range entries[bpf.PrefixKey, uint32](m) {
+	for entry, err := range entries[bpf.PrefixKey, bpf.Addr](dp.Prefixes) {
 		if err != nil {
 			return nil, err
 		}
@@ -83,46 +72,28 @@ func MissingPrefixes(m *ebpf.Map, prefixes []netip.Prefix) ([]netip.Prefix, erro
 // removeUnusedPrefixes removes the sets that no endpoint or host port uses any more.
 // Another version's sets stay until the datapath is unloaded.
 func (s *Store) removeUnusedPrefixes() error {
-	if s.dp.NonmasqCidrs == nil {
-		return nil
-	}
-	return errors.Join(
-		removePrefixesExcept(s.dp.NonmasqCidrs, func() (map[PrefixSet]bool, error) {
-			return s.setsOf(func(e Endpoint) PrefixSet { return e.NonMasq })
-		}),
-		removePrefixesExcept(s.dp.GatewayRoutes, func() (map[PrefixSet]bool, error) {
-			return s.setsOf(func(e Endpoint) PrefixSet { return e.Routes })
-		}),
-		removePrefixesExcept(s.dp.PortSrcRanges, func() (map[PrefixSet]bool, error) {
-			ports, err := HostPorts(s.dp)
-			used := map[PrefixSet]bool{}
-			for _, port := range ports {
-				used[port.SrcRanges] = true
-			}
-			return used, err
-		}),
-	)
-}
-
-// setsOf returns the sets that endpoints use.
-func (s *Store) setsOf(set func(Endpoint) PrefixSet) (map[PrefixSet]bool, error) {
-	endpoints, err := Endpoints(s.dp)
-	used := map[PrefixSet]bool{}
-	for _, endpoint := range endpoints {
-		used[set(endpoint)] = true
-	}
-	return used, err
-}
-
-func removePrefixesExcept(m *ebpf.Map, listUsed func() (map[PrefixSet]bool, error)) error {
-	used := sync.OnceValues(listUsed)
+	listUsed := sync.OnceValues(s.usedPrefixes)
 	var errUsed error
-	err := removeIf(m, func(set uint32) bool {
-		sets, err := used()
+	err := removeIf(s.dp.Prefixes, func(set uint32) bool {
+		used, err := listUsed()
 		errUsed = err
-		return err == nil && !sets[PrefixSet(set)]
+		return err == nil && !used[PrefixSet(set)]
 	}, setOf)
 	return errors.Join(errUsed, err)
+}
+
+// usedPrefixes returns the sets that endpoints and host ports use.
+func (s *Store) usedPrefixes() (map[PrefixSet]bool, error) {
+	endpoints, errEndpoints := Endpoints(s.dp)
+	ports, errPorts := HostPorts(s.dp)
+	used := map[PrefixSet]bool{}
+	for _, endpoint := range endpoints {
+		used[endpoint.NonMasq], used[endpoint.Routes] = true, true
+	}
+	for _, port := range ports {
+		used[port.SrcRanges] = true
+	}
+	return used, errors.Join(errEndpoints, errPorts)
 }
 
 const (

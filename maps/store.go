@@ -116,7 +116,7 @@ func (s *Store) ReleaseAll(owners map[loader.Owner]bool) error {
 
 func (s *Store) release(owners map[loader.Owner]bool) error {
 	s.changed = true
-	if err := s.dp.OpenOnDemand(bpf.MapNonMasqCIDRs, bpf.MapPortSrcRanges, bpf.MapGatewayRoutes, bpf.MapDrops); err != nil {
+	if err := s.dp.OpenOnDemand(bpf.MapPrefixes, bpf.MapDrops); err != nil {
 		return err
 	}
 	return errors.Join(

@@ -91,7 +91,7 @@ func (a *adder) addEndpoint(store *maps.Store, endpoint maps.Endpoint) error {
 	if err := a.create(store, func() error { return store.AddEndpoint(endpoint) }); err != nil {
 		return err
 	}
-	if err := store.AddNonMasqCIDRs(a.config.Masq.NonMasqFor(endpoint.Addr)); err != nil {
+	if err := store.AddPrefixes(a.config.Masq.NonMasqFor(endpoint.Addr)); err != nil {
 		return err
 	}
 	if endpoint.IfIndex == a.pair.HostIndex {
@@ -176,7 +176,7 @@ func (a *adder) openHostPorts(ctx context.Context) error {
 			}
 		}
 		for _, port := range a.config.HostPorts {
-			if err := store.AddSrcRanges(port.SrcRanges); err != nil {
+			if err := store.AddPrefixes(port.SrcRanges); err != nil {
 				return err
 			}
 		}

@@ -107,7 +107,7 @@ func (c *checker) checkEndpoint(endpoint maps.Endpoint) bool {
 	case endpoint.NonMasq != maps.PrefixSetOf(nonMasq):
 		c.differs("the datapath has other nonMasqueradeCIDRs for %s than the configuration", addr)
 	default:
-		missing, err := maps.MissingPrefixes(c.datapath.NonmasqCidrs, nonMasq)
+		missing, err := maps.MissingPrefixes(c.datapath, nonMasq)
 		if !c.failed(err) && len(missing) > 0 {
 			c.differs("the datapath masquerades %s towards %v, which nonMasqueradeCIDRs names", addr, missing)
 		}
@@ -125,7 +125,7 @@ func (c *checker) checkHostPorts(endpoints []maps.Endpoint) {
 		c.checkHostPort(want)
 	}
 	for _, port := range c.config.HostPorts {
-		missing, err := maps.MissingPrefixes(c.datapath.PortSrcRanges, port.SrcRanges)
+		missing, err := maps.MissingPrefixes(c.datapath, port.SrcRanges)
 		if !c.failed(err) && len(missing) > 0 {
 			c.differs("host port %d is closed to %v, which portSources names", port.HostPort, missing)
 		}

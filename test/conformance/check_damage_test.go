@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
@@ -187,22 +186,20 @@ func removeEntries(remove func(*maps.Store, loader.Owner) error) func(*testing.T
 	}
 }
 
-// clearPrefixes empties a map of prefixes.
-func clearPrefixes(m func(*loader.Datapath) *ebpf.Map) func(*testing.T, *pod, *types100.Result) {
-	return func(t *testing.T, p *pod, _ *types100.Result) {
-		t.Helper()
-		p.host.withDatapath(t, func(datapath *loader.Datapath) error {
-			var key bpf.PrefixKey
-			for {
-				if err := m(datapath).NextKey(nil, &key); err != nil {
-					return nil // empty
-				}
-				if err := m(datapath).Delete(&key); err != nil {
-					return err
-				}
+// clearPrefixes empties the map prefixes.
+func clearPrefixes(t *testing.T, p *pod, _ *types100.Result) {
+	t.Helper()
+	p.host.withDatapath(t, func(datapath *loader.Datapath) error {
+		var key bpf.PrefixKey
+		for {
+			if err := datapath.Prefixes.NextKey(nil, &key); err != nil {
+				return nil // empty
 			}
-		})
-	}
+			if err := datapath.Prefixes.Delete(&key); err != nil {
+				return err
+			}
+		}
+	})
 }
 
 func removeReservation(t *testing.T, _ *pod, result *types100.Result) {

@@ -7,12 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
-	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
 	"github.com/ebpfnet/ebpfnet/plugin/record"
@@ -92,8 +90,8 @@ func TestCheck(t *testing.T) {
 		{"other nonMasqueradeCIDRs", func(_ *testing.T, p *pod, _ *types100.Result) {
 			p.conf = with(p.conf, "nonMasqueradeCIDRs", list{"10.0.0.0/8"})
 		}, []string{"10.88.0.", "other nonMasqueradeCIDRs"}},
-		{"nonMasqueradeCIDRs removed", clearPrefixes(func(d *loader.Datapath) *ebpf.Map { return d.NonmasqCidrs }), []string{"172.16.0.0/12", "nonMasqueradeCIDRs"}},
-		{"gateway's entry removed", clearPrefixes(func(d *loader.Datapath) *ebpf.Map { return d.GatewayRoutes }), []string{"203.0.113.0/24 via 10.88.0.99"}},
+		{"nonMasqueradeCIDRs removed", clearPrefixes, []string{"172.16.0.0/12", "nonMasqueradeCIDRs"}},
+		{"gateway's entry removed", clearPrefixes, []string{"203.0.113.0/24 via 10.88.0.99"}},
 		{"ports removed", removeEntries((*maps.Store).CloseHostPorts), []string{"port", "0.0.0.0:8080", "[::]:8080"}},
 		{"other container port", func(_ *testing.T, p *pod, _ *types100.Result) {
 			p.conf = with(p.conf, "runtimeConfig.portMappings", list{object{"hostPort": 8080, "containerPort": 81}})

@@ -44,7 +44,7 @@ func TestFullMap(t *testing.T) {
 	h := newLoadedHost(t)
 	h.withDatapath(t, func(d *loader.Datapath) error {
 		fill(t, d.Uplinks)
-		fill(t, d.GatewayRoutes)
+		fill(t, d.Prefixes)
 		route := maps.Route{To: netip.MustParsePrefix("203.0.113.0/24"), Gateway: testenv.OutsideAddr4}
 		return maps.With(testenv.Context(t), d, func(store *maps.Store) error {
 			for name, err := range map[string]error{

@@ -55,7 +55,7 @@ func TestNonMasqueradeCIDRsRemoved(t *testing.T) {
 		t.Helper()
 		h.withDatapath(t, func(datapath *loader.Datapath) error {
 			counts, err := maps.Count(datapath)
-			if got := counts["nonmasq_cidrs"]; got != count {
+			if got := counts["prefixes"]; got != count {
 				t.Errorf("CIDRs %s: got %d, want %d", when, got, count)
 			}
 			return err

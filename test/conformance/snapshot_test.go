@@ -80,8 +80,7 @@ func TestSnapshotIsComplete(t *testing.T) {
 		"2 entries in map endpoints",
 		"1 entries in map devices",
 		"4 entries in map host_ports", // two of them for replies
-		"1 entries in map nonmasq_cidrs",
-		"1 entries in map port_src_ranges",
+		"2 entries in map prefixes",   // nonMasqueradeCIDRs, and sources of a host port
 	}
 	if testenv.TCX.Probe() == nil {
 		want = append(want, "links/loopback-to_loopback")

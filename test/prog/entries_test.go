@@ -216,7 +216,7 @@ func (p hostPort) reverse(s scene) (bpf.HostPortKey, bpf.HostPort) {
 	return key, value
 }
 
-// nonMasq is an entry of nonmasq_cidrs. Each pod has its own set; the empty name means set 0.
+// nonMasq is an entry of prefixes. Each pod has its own set; the empty name means set 0.
 type nonMasq struct {
 	pod    string
 	prefix map[string]string // by family
@@ -234,7 +234,7 @@ func (h *host) fillNonMasq(s scene, entries []nonMasq) error {
 		if prefix.Addr().Is4() {
 			key.Prefixlen += mappedBits
 		}
-		errs = append(errs, h.programs.Maps[bpf.MapNonMasqCIDRs].Put(&key, uint32(0)))
+		errs = append(errs, h.programs.Maps[bpf.MapPrefixes].Put(&key, bpf.Addr{}))
 		if owners[e.pod] != 0 {
 			errs = append(errs, h.putEndpoint(s.addressing, e.pod, key.Set))
 		}

@@ -159,7 +159,7 @@ func (h *host) putGatewayPods(s scene, r gatewayRow) error {
 // putGatewayRoutes writes the routes of the row for the scene's family. For the other one, everything has
 // a gateway: it must not count.
 func (h *host) putGatewayRoutes(s scene, routes map[string]map[string]string) error {
-	m := h.programs.Maps[bpf.MapGatewayRoutes]
+	m := h.programs.Maps[bpf.MapPrefixes]
 	put := func(f addressing, prefix netip.Prefix, gateway string) error {
 		key := bpf.PrefixKey{Prefixlen: uint32(32 + prefix.Bits()), Set: routeSet, Addr: wire(prefix.Addr())}
 		if prefix.Addr().Is4() {

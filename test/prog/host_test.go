@@ -322,7 +322,7 @@ func (h *host) reset() error {
 		h.clearPortNumbers(),
 		ignoreMissing(maps[bpf.MapDevices].Delete(uint32(h.uplink.Index))),
 		empty[bpf.HostPortKey, bpf.HostPort](maps[bpf.MapHostPorts]),
-		empty[bpf.PrefixKey, uint32](maps[bpf.MapNonMasqCIDRs]),
+		empty[bpf.PrefixKey, bpf.Addr](maps[bpf.MapPrefixes]),
 		empty[bpf.FragmentKey, bpf.Fragment](maps[bpf.MapFragments]),
 		empty[bpf.FragQueueKey, bpf.QueuedFrag](maps[bpf.MapFragQueue]),
 		maps[bpf.MapUplinks].Put(uint32(h.uplink.Index), bpf.Uplink{Addr4: v4.wire("node"), Addr6: v6.wire("node")}),
@@ -399,7 +399,7 @@ func (h *host) setMovedTo(value bpf.Moved) error {
 	return err
 }
 
-// putEndpoint writes the endpoint of a pod. The set of nonmasq_cidrs may be 0, which means none.
+// putEndpoint writes the endpoint of a pod. The set of prefixes may be 0, which means none.
 func (h *host) putEndpoint(f addressing, pod string, nonMasqSet uint32) error {
 	endpoint := bpf.Endpoint{
 		Owner: owners[pod], Network: 1, Container: owners[pod], Ifindex: uint32(h.veth.Index),

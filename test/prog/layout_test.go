@@ -112,19 +112,10 @@ func TestLayout(t *testing.T) {
 		},
 		{bpf.MapMovedFlows, "value", bpf.Moved{Seen: 1, SeenFar: 2}, "01000000 02000000"},
 		{
-			bpf.MapNonMasqCIDRs, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},
+			bpf.MapPrefixes, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},
 			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
 		},
-		{bpf.MapNonMasqCIDRs, "value", uint32(0), "00000000"},
-		{
-			bpf.MapGatewayRoutes, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},
-			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
-		},
-		{bpf.MapGatewayRoutes, "value", addr, "00000000 00000000 0000ffff 08007109"},
-		{
-			bpf.MapPortSrcRanges, "key", bpf.PrefixKey{Prefixlen: 160, Set: 0x01020304, Addr: addr},
-			"a0000000 04030201 00000000 00000000 0000ffff 08007109",
-		},
+		{bpf.MapPrefixes, "value", addr, "00000000 00000000 0000ffff 08007109"},
 		{
 			bpf.MapFragments, "key", bpf.FragmentKey{Src: addr, Dst: addr6, Id: 0x01020304, Protocol: 17},
 			"00000000 00000000 0000ffff 08007109 20010db8 86dd0009 00000000 00000009 04030201 11 000000",

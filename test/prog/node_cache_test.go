@@ -129,7 +129,7 @@ func TestLeavingForOthersIsNotRemembered(t *testing.T) {
 			h.putMode(0), h.fillNonMasq(s, []nonMasq{{pod: "pod", prefix: remotes}}),
 			h.putPod(s, "pod", bpf.FastPathEstablished, func(e *bpf.Endpoint) { e.NonmasqSet = uint32(owners["pod"]) }),
 			h.passes(s, toRemote, true, opens(s)), h.passes(s, toRemote, true),
-			empty[bpf.PrefixKey, uint32](h.programs.Maps[bpf.MapNonMasqCIDRs]), h.passes(s, toRemote, false),
+			empty[bpf.PrefixKey, bpf.Addr](h.programs.Maps[bpf.MapPrefixes]), h.passes(s, toRemote, false),
 		)
 	})
 }

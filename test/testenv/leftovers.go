@@ -177,7 +177,7 @@ func walk(dir string, visit func(string, fs.DirEntry) error) error {
 }
 
 // attachmentMaps are those whose entries ADD makes and DEL removes.
-var attachmentMaps = []string{bpf.MapEndpoints, bpf.MapDevices, bpf.MapHostPorts, bpf.MapNonMasqCIDRs, bpf.MapPortSrcRanges}
+var attachmentMaps = []string{bpf.MapEndpoints, bpf.MapDevices, bpf.MapHostPorts, bpf.MapPrefixes}
 
 // addEntries lists the entries of the datapath of the calling thread's network namespace.
 func (s Snapshot) addEntries() error {
