@@ -145,6 +145,7 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 	struct device *receiver = device_lookup(to->ifindex);
 	struct connection c;
 	__u8 fast_path;
+	bool unrecorded;
 
 	if (!bypass_fits(skb, p, to) || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
@@ -161,14 +162,15 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 	if (!p->decided.paired && ((sender && sender->policy) || (receiver && receiver->policy)) &&
 	    !policy_admits(skb, skb->ifindex, to->ifindex, TAG_NONE))
 		return VERDICT_DROP;
+	unrecorded = !c.offload; /* the end of the connection removes it */
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, &p->dst, p->dport);
 	/* Without an entry and rules, no state of a connection between containers is recorded. */
 	return redirect_to_endpoint(
 		skb, p, to,
-		!c.offload && (p->decided.paired || !p->decided.policies) ? FWD_EVERY_TCP : 0,
-		!c.offload && p->decided.paired ? FLOW_PAIR : 0);
+		unrecorded && (p->decided.paired || !p->decided.policies) ? FWD_EVERY_TCP : 0,
+		unrecorded && p->decided.paired ? FLOW_PAIR : 0);
 }
 
 /*

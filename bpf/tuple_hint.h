@@ -82,7 +82,7 @@ static __always_inline void tuple_hint_clear(const struct packet *p)
 {
 	volatile __u64 *word = tuple_hint_lookup(p->id);
 
-	if (word && *word >> 32 == p->id)
+	if (word && (*word | HINT_UNTAKEN) >> 32 == p->id)
 		*word = 0;
 }
 

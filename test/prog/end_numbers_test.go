@@ -110,3 +110,24 @@ func TestEndNumbersAcrossCPUs(t *testing.T) {
 		}
 	}
 }
+
+// A new connection is ended by its own numbers, whatever a former one on the same ports has acknowledged, also if that number
+// has decided about a RST.
+func TestEndNumbersOfNewConnection(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	for _, s := range (row{on: []proto{tcp}}).scenes() {
+		t.Run(s.name, func(t *testing.T) {
+			err := h.on(0, func() error {
+				return errors.Join(h.start(s, always), h.handshake(&s), h.leave(s, ack, 1001, 5100), h.leave(s, ack, 1001, 6000),
+					h.arrive(s, rst, 5999, 0), h.putPod(s, "pod", bpf.FastPathEstablished, nil),
+					h.leave(s, syn, 3000, 0), h.arrive(s, synack, 5900, 3001), h.leave(s, ack, 3001, 5901), h.arrive(s, rst, 5901, 0))
+			})
+			got, flowErr := h.onlyFlow()
+			testenv.Must(t, errors.Join(err, flowErr))
+			if got.State != bpf.FlowClose {
+				t.Errorf("state is %d with flags %#x, want %d", got.State, got.Flags, bpf.FlowClose)
+			}
+		})
+	}
+}

@@ -184,3 +184,17 @@ func TestForwardingCacheLeavesEndsToTheOffload(t *testing.T) {
 		})
 	}
 }
+
+// The end of an offloaded connection leaves no decision by which the next one on the same ports would bypass the stack.
+func TestOffloadEndsWithDecision(t *testing.T) {
+	h := newCacheHost(t)
+	for _, s := range (row{on: []proto{tcp}}).scenes() {
+		t.Run(s.name, func(t *testing.T) {
+			testenv.NoError(t, h.on(0, func() error {
+				return errors.Join(h.start(s, bpf.FastPathEstablished), h.offload(s, podToPod),
+					h.wantSent(s, "pod", forth, verdictRedirect, func(p *testenv.Packet) { p.TCPFlags = testenv.RST }),
+					h.wantSent(s, "pod", forth, verdictNext, bySYN))
+			}))
+		})
+	}
+}
