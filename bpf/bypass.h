@@ -69,12 +69,6 @@ static __noinline bool bypass_is_allowed(struct packet *p, struct connection *c,
 	return !p->decided.ct_nat && offload_allows(p, c);
 }
 
-/* Reports whether p opens a connection without `always`, so it must pass the stack. */
-static __always_inline bool bypass_must_wait(const struct packet *p)
-{
-	return (p->tcp_syn || p->tcp_synack) && p->decided.fast_path != FAST_PATH_ALWAYS;
-}
-
 /* Updates the connection's entry and the TTL of a packet that bypasses the stack. */
 static __always_inline long bypass_prepare(struct __sk_buff *skb, struct packet *p,
 					   struct connection *c)
@@ -118,13 +112,9 @@ static __always_inline __u8 bypass_fast_path(__u8 fast_path, const struct device
 static __always_inline __u8 bypass_fast_path_outside(__u8 fast_path, const struct packet *p,
 						     const struct device *device)
 {
-	__u32 family = p->ipv6, *rules;
-
 	fast_path = bypass_fast_path(fast_path, device);
-	if (fast_path != FAST_PATH_ALWAYS)
-		return fast_path;
-	rules = bpf_map_lookup_elem(&route_rules, &family);
-	return rules && *rules ? FAST_PATH_ESTABLISHED : FAST_PATH_ALWAYS;
+	return fast_path == FAST_PATH_ALWAYS && route_has_rules(p->ipv6) ? FAST_PATH_ESTABLISHED
+									 : fast_path;
 }
 
 /* Reports whether p fits the container's veth. If not, it voids the cached decision. */
@@ -149,11 +139,7 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
 
 	if (!bypass_fits(skb, p, to) || skb->pkt_type != PACKET_HOST)
 		return VERDICT_NEXT;
-	c.owners = from->owner ^ to->owner;
-	c.automatic = (from->fast_path | to->fast_path) & FAST_PATH_AUTO_BIT;
-	c.device = from->ifindex;
-	c.other = to->ifindex;
-	c.uplink = 0;
+	offload_set_ends(&c, from, to, 0);
 	fast_path = bypass_fast_path(p->decided.fast_path, sender) &
 		    bypass_fast_path(p->decided.fast_path, receiver);
 	if (!bypass_is_allowed(p, &c, fast_path, &p->dst, p->dport))
@@ -177,9 +163,9 @@ static __noinline int bypass_to_endpoint(struct __sk_buff *skb, struct packet *p
  * Reports whether p, which from_container lets bypass the stack, may do so at c's uplink, which may have hooks.
  */
 static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, struct packet *p,
-					    struct connection *c)
+					    struct connection *c, __u8 fast_path)
 {
-	if (c->offload || !c->automatic ||
+	if (c->offload || !(fast_path & FAST_PATH_AUTO_BIT) ||
 	    fast_path_now(skb, FAST_PATH_AUTO, c->uplink) == FAST_PATH_ALWAYS)
 		return true;
 	return bypass_is_allowed(p, c, FAST_PATH_ESTABLISHED, &p->dst, p->dport);
@@ -198,11 +184,8 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 	struct connection c;
 	long result;
 
-	c.owners = from->owner;
-	c.automatic = from->fast_path & FAST_PATH_AUTO_BIT;
-	c.device = from->ifindex;
-	c.other = 0;
-	if (skb->pkt_type != PACKET_HOST || bypass_must_wait(p) ||
+	offload_set_ends(&c, from, NULL, 0);
+	if (skb->pkt_type != PACKET_HOST ||
 	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->decided.fast_path, p, device),
 			       &p->dst, p->dport))
 		return VERDICT_NEXT;
@@ -213,7 +196,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 	    (result != BPF_FIB_LKUP_RET_NO_NEIGH || p->protocol != IPPROTO_TCP || p->tcp_syn))
 		return VERDICT_NEXT;
 	c.uplink = next.ifindex;
-	if (!bypass_uplink_allows(skb, p, &c))
+	if (!bypass_uplink_allows(skb, p, &c, from->fast_path))
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != next.ifindex : !is_uplink(next.ifindex))
 		return VERDICT_NEXT;
@@ -236,13 +219,9 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 {
 	struct connection c;
 
-	c.owners = to->owner;
-	c.automatic = to->fast_path & FAST_PATH_AUTO_BIT;
-	c.device = to->ifindex;
-	c.other = 0;
-	c.uplink = skb->ifindex;
-	if (bypass_must_wait(p) || (p->decided.fast_path == FAST_PATH_ESTABLISHED &&
-				    (p->decided.first || fwd_cache_is_new(skb))))
+	offload_set_ends(&c, NULL, to, skb->ifindex);
+	if (p->decided.fast_path == FAST_PATH_ESTABLISHED &&
+	    (p->tcp_syn || p->tcp_synack || p->decided.first || fwd_cache_is_new(skb)))
 		return VERDICT_NEXT;
 	if (!bypass_fits(skb, p, to) ||
 	    !bypass_is_allowed(
@@ -309,9 +288,7 @@ __noinline int bypass_tag(struct __sk_buff *skb)
 	}
 	observe = fwd_cache_count(skb, p, id, p->decided.fast_path ? OFFLOAD_AFTER : FWD_NO_LIMIT);
 	packet_to_stack(p, &p->decided.new_addr, p->decided.new_port, id);
-	if (p->tcp_syn || p->tcp_synack)
-		return tag;
-	return observe ? tag | TAG_OBSERVE : tag;
+	return observe && !p->tcp_syn && !p->tcp_synack ? tag | TAG_OBSERVE : tag;
 }
 
 /* Leaves p to the stack, which sees the destination addr:port. */
@@ -368,24 +345,12 @@ static __always_inline bool bypass_init_observed(struct __sk_buff *skb, const st
 			return false; /* another device uses the container's address */
 		fast_path &= to ? bypass_fast_path(now, device_lookup(from->ifindex))
 				: bypass_fast_path_outside(now, p, device_lookup(from->ifindex));
-		c->owners ^= from->owner;
-		c->device = from->ifindex;
-	} else {
-		c->uplink = ingress;
 	}
 	if (to) {
 		fast_path &= from ? bypass_fast_path(now, device_lookup(to->ifindex))
 				  : bypass_fast_path_outside(now, p, device_lookup(to->ifindex));
-		c->owners ^= to->owner;
-		if (from)
-			c->other = to->ifindex;
-		else
-			c->device = to->ifindex;
-	} else {
-		c->uplink = skb->ifindex;
 	}
-	if (from && from == to) /* a container to itself, by a service */
-		c->owners = from->owner;
+	offload_set_ends(c, from, to, from ? skb->ifindex : ingress);
 	/* Clients usually have the higher port. */
 	c->owner = from && (!to || p->sport > p->dport) ? from->owner : to ? to->owner : 0;
 	/* FAST_PATH_ALWAYS needs no entry. It is also the value if both are NULL. */

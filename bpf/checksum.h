@@ -3,13 +3,10 @@
 #pragma once
 
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
-
-#ifndef EINVAL
-#define EINVAL 22
-#endif
 
 /*
  * A full IPv6 checksum from the NIC (CHECKSUM_COMPLETE) stays right when an

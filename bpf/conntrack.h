@@ -210,12 +210,6 @@ static __always_inline bool ct_changes_dst(const struct ct_translation *t)
 	return t->in.dport != t->out.dport || !addr_equal(&t->in.dst, &t->out.dst);
 }
 
-/* Reports whether both the source and the destination change. */
-static __always_inline bool ct_changes_both(const struct ct_translation *t)
-{
-	return ct_changes_src(t) && ct_changes_dst(t);
-}
-
 /*
  * Reports whether IPVS chooses the backend: conntrack has another destination, but no rule has set it. IPVS has timeouts
  * of its own, and ends a connection whose packets it does not see.

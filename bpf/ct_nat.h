@@ -63,25 +63,22 @@ __noinline int ct_nat_find(struct __sk_buff *skb)
 	struct packet *p = pkt_scratch_get();
 	struct ct_nat *nat;
 	struct connection c = {};
-	bool reply;
 
 	if (!t || !p)
 		return false;
 	t->sent = false;
 	offload_init(&c, p, &p->dst, p->dport);
 	offload_find(&c);
-	reply = c.offload && c.offload->translated;
-	if (reply) {
+	if (c.offload && c.offload->translated) {
 		t->ct = c.offload->ct;
 		if (!ct_read(skb, true)) {
 			offload_remove(&c);
 			return false;
 		}
 		/* Or the opener of another connection uses its backend's address and this port. */
-		reply = ct_tuple_equal(&t->in, packet_tuple(p));
+		if (ct_tuple_equal(&t->in, packet_tuple(p)))
+			return ct_nat_is_current(ct_nat_lookup(&t->out), t);
 	}
-	if (reply)
-		return ct_nat_is_current(ct_nat_lookup(&t->out), t);
 	nat = ct_nat_lookup(packet_tuple(p));
 	if (!nat)
 		return false;
@@ -171,31 +168,16 @@ __noinline int ct_nat_is_admitted(struct __sk_buff *skb)
 	return admitted;
 }
 
-/* Sets c's devices and owners. Reports whether the fast path of both containers allows a bypass; NULL: the outside. */
-static __always_inline bool ct_nat_set_ends(struct __sk_buff *skb, struct connection *c,
-					    const struct endpoint *from, const struct endpoint *to)
+/* Reports whether the fast path of both containers allows a bypass; NULL: the outside. */
+static __always_inline bool ct_nat_is_fast(const struct endpoint *from, const struct endpoint *to)
 {
 	__u8 fast_path = FAST_PATH_ESTABLISHED;
 
-	if (from) {
-		fast_path =
-			bypass_fast_path(fast_path & from->fast_path, device_lookup(from->ifindex));
-		c->owners ^= from->owner;
-		c->device = from->ifindex;
-	} else {
-		c->uplink = skb->ifindex;
-	}
-	if (to) {
-		fast_path = bypass_fast_path(fast_path & to->fast_path, device_lookup(to->ifindex));
-		c->owners ^= to->owner;
-		if (from)
-			c->other = to->ifindex;
-		else
-			c->device = to->ifindex;
-	}
-	if (from && from == to)
-		c->owners = from->owner;
-	return fast_path;
+	if (from)
+		fast_path = bypass_fast_path(from->fast_path, device_lookup(from->ifindex));
+	if (to)
+		fast_path &= bypass_fast_path(to->fast_path, device_lookup(to->ifindex));
+	return fast_path & FAST_PATH_ESTABLISHED;
 }
 
 /*
@@ -264,8 +246,9 @@ __noinline int ct_nat_redirect(struct __sk_buff *skb)
 	c.offload = &copy->now;
 	from = device_lookup(skb->ifindex) ? endpoint_lookup(&t->in.src) : NULL;
 	to = endpoint_lookup(&t->out.dst);
-	if ((from ? from->ifindex != skb->ifindex : !to) || !ct_nat_set_ends(skb, &c, from, to))
+	if ((from ? from->ifindex != skb->ifindex : !to) || !ct_nat_is_fast(from, to))
 		return VERDICT_NEXT;
+	offload_set_ends(&c, from, to, skb->ifindex);
 	p->dst = t->out.dst;
 	p->dport = t->out.dport;
 	allowed = to ? bypass_fits(skb, p, to) : ct_nat_leaves(skb, p, &c, &t->next);

@@ -153,36 +153,21 @@ static __noinline long dnat_create(struct packet *p, const struct fwd_key *tuple
 	flow_open(flow, p, FROM_REMOTE, now_ticks());
 	p->decided.first = p->protocol == IPPROTO_UDP;
 	/* Before the flow exists, because other CPUs may search for it. */
-	if (flow_is_moved(&d->key, flow))
-		moved_record_flow(&d->key, flow, now_ticks());
+	moved_record_flow(&d->key, flow, now_ticks());
 	return flow_insert() ? 0 : -ENOSPC;
 }
 
-/* Gives p the client port that the container sees. */
-static __always_inline long dnat_remap_client(struct __sk_buff *skb, struct packet *p,
-					      const struct dnat *d)
+/* Gives p the client port that the container sees (SIDE_SRC), or in a reply the client's own (SIDE_DST). */
+static __always_inline long dnat_set_client(struct __sk_buff *skb, struct packet *p, enum side side,
+					    __u16 port)
 {
+	__u16 *old = side == SIDE_SRC ? &p->sport : &p->dport;
 	long err;
 
-	if (d->key.remote_port == p->sport || !is_tcp_or_udp(p->protocol))
+	if (*old == port || !is_tcp_or_udp(p->protocol))
 		return 0;
-	err = rewrite(skb, p, SIDE_SRC, &p->src, d->key.remote_port);
-	p->sport = d->key.remote_port;
-	packet_set_id(p);
-	p->decided.remapped = true;
-	return err;
-}
-
-/* Gives p, a reply of the flow, the client's own port. */
-static __always_inline long dnat_restore_client(struct __sk_buff *skb, struct packet *p,
-						const struct flow *flow)
-{
-	long err;
-
-	if (flow->remote_port == p->dport || !is_tcp_or_udp(p->protocol))
-		return 0;
-	err = rewrite(skb, p, SIDE_DST, &p->dst, flow->remote_port);
-	p->dport = flow->remote_port;
+	err = rewrite(skb, p, side, side == SIDE_SRC ? &p->src : &p->dst, port);
+	*old = port;
 	packet_set_id(p);
 	p->decided.remapped = true;
 	return err;

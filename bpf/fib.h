@@ -4,7 +4,6 @@
 
 #include "bytes.h"
 #include "node.h"
-#include "uplink.h"
 
 /* Newer than the uapi headers that this is compiled with. */
 #define F_FIB_SKIP_NEIGH (1U << 2) /* BPF_FIB_LOOKUP_SKIP_NEIGH, 6.3 */

@@ -62,11 +62,6 @@ static __always_inline bool flow_tuple_equal(const struct flow_key *a, const str
 	       addr_equal(&a->local, &b->local);
 }
 
-static __always_inline bool flow_key_equal(const struct flow_key *a, const struct flow_key *b)
-{
-	return a->kind == b->kind && flow_tuple_equal(a, b);
-}
-
 /* Returns the bucket of the key in args. NULL only for the verifier. */
 static __always_inline struct flow_bucket *flow_bucket_of(const struct flow_args *args)
 {
@@ -86,8 +81,8 @@ static __always_inline bool flow_has_key(const struct flow_bucket *bucket,
 					 const struct flow_entry *entry,
 					 const struct flow_args *args)
 {
-	return bucket->id[args->way % FLOW_WAYS] == args->id &&
-	       flow_key_equal(&entry->key, &args->key);
+	return bucket->id[args->way % FLOW_WAYS] == args->id && entry->key.kind == args->key.kind &&
+	       flow_tuple_equal(&entry->key, &args->key);
 }
 
 /* Reports whether two flows with one key are the same connection. */
@@ -144,8 +139,7 @@ static __always_inline void flow_tracked(const struct flow_args *args, struct pa
 	if ((sender == FROM_CONTAINER) != flow_opened_by_container(&args->key, &args->flow) &&
 	    !(args->flow.flags & FLOW_REPLIED))
 		p->decided.first = p->protocol == IPPROTO_UDP;
-	if (flow_is_moved(&args->key, &args->flow))
-		moved_record_flow(&args->key, &args->flow, now);
+	moved_record_flow(&args->key, &args->flow, now);
 }
 
 /* How flow_access uses the flow that it finds. */

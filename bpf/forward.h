@@ -117,15 +117,6 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 	return forward_dnat(skb, p, to, &addr, flow->nat_port);
 }
 
-/* Drops p, which a container sends. */
-static __always_inline int forward_refuse(struct __sk_buff *skb, const struct packet *p,
-					  enum reason reason)
-{
-	struct endpoint *from = endpoint_lookup(&p->src);
-
-	return drop_for(skb, from ? from->owner : OWNER_HOST, reason);
-}
-
 /*
  * Gives p, which leaves for the outside, the source addr:port. VXLAN must not get an address of the
  * host: other nodes would accept it as this node's.
@@ -133,8 +124,12 @@ static __always_inline int forward_refuse(struct __sk_buff *skb, const struct pa
 static __noinline int forward_snat(struct __sk_buff *skb, struct packet *p, const struct addr *addr,
 				   __u16 port)
 {
-	if (node_is_tunnel_port(p) && !addr_equal(addr, &p->src))
-		return forward_refuse(skb, p, REASON_TUNNEL);
+	struct endpoint *from;
+
+	if (node_is_tunnel_port(p) && !addr_equal(addr, &p->src)) {
+		from = endpoint_lookup(&p->src);
+		return drop_for(skb, from ? from->owner : OWNER_HOST, REASON_TUNNEL);
+	}
 	packet_translate(p, addr, port);
 	if (p->decided.bypass)
 		fwd_cache_store_egress(skb);
@@ -149,7 +144,7 @@ static __noinline int forward_snat(struct __sk_buff *skb, struct packet *p, cons
 static __noinline int forward_reply(struct __sk_buff *skb, struct packet *p,
 				    const struct flow *flow)
 {
-	if (dnat_restore_client(skb, p, flow))
+	if (dnat_set_client(skb, p, SIDE_DST, flow->remote_port))
 		return drop(skb, REASON_REWRITE);
 	p->decided.flow_kind = FLOW_DNAT;
 	return forward_snat(skb, p, &flow->nat_addr, flow->nat_port);
@@ -159,7 +154,7 @@ static __noinline int forward_reply(struct __sk_buff *skb, struct packet *p,
 static __always_inline int forward_flow(struct __sk_buff *skb, struct packet *p,
 					struct endpoint *to, struct dnat *d)
 {
-	if (dnat_remap_client(skb, p, d))
+	if (dnat_set_client(skb, p, SIDE_SRC, d->key.remote_port))
 		return drop(skb, REASON_REWRITE);
 	p->decided.flow_kind = FLOW_DNAT;
 	return forward_dnat(skb, p, to, &d->key.local, d->key.local_port);

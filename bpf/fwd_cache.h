@@ -54,11 +54,11 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 				return NULL;
 			entry->budget--;
 		}
-		return fwd_tracks(entry, p) && !fwd_track(entry) ? NULL : entry;
-	}
-	if (packet_segment_len(skb, p) > entry->max_len ||
-	    (fwd_changes_state(p) && !fwd_takes_change(entry, p)) || !fwd_renew_hint(entry, p))
+	} else if (packet_segment_len(skb, p) > entry->max_len ||
+		   (fwd_changes_state(p) && !fwd_takes_change(entry, p)) ||
+		   !fwd_renew_hint(entry, p)) {
 		return NULL;
+	}
 	return fwd_tracks(entry, p) && !fwd_track(entry) ? NULL : entry;
 }
 

@@ -188,7 +188,7 @@ static __always_inline void fwd_entry_translate(struct fwd_entry *entry, enum si
 static __always_inline void fwd_entry_translate_ct(struct fwd_entry *entry,
 						   const struct ct_translation *t)
 {
-	if (ct_changes_both(t)) {
+	if (ct_changes_src(t) && ct_changes_dst(t)) {
 		entry->nat = FWD_NAT_BOTH;
 		entry->nat_addr = t->out.dst;
 		entry->nat_port = t->out.dport;

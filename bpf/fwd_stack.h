@@ -80,7 +80,6 @@ static __always_inline void fwd_entry_to_stack(struct fwd_entry *entry, const st
 	entry->flow_kind = decided->flow_kind;
 	entry->nat_addr = decided->new_addr;
 	entry->nat_port = decided->new_port;
-	fwd_entry_translate(entry, SIDE_DST, &decided->new_addr, decided->new_port);
 }
 
 /*

@@ -88,13 +88,6 @@ static __noinline bool host_flow_yields_to_host_port(const struct packet *p)
 	return false;
 }
 
-/* Reports whether the host may use the port of another flow's entry. */
-static __always_inline bool host_flow_may_replace(const struct flow_key *key,
-						  const struct flow *flow, const struct packet *p)
-{
-	return !p->has_ports || !flow_is_live(flow) || !flow_owner_is_alive(key, flow);
-}
-
 /* Returns a copy of the flow to which replies to p, which the host sends, belong; or NULL. */
 static __noinline struct flow *host_flow_lookup(const struct packet *p)
 {
@@ -177,7 +170,7 @@ __noinline int host_flow_sent(struct __sk_buff *skb)
 		flow_remove(); /* the host port's client has the port now */
 		flow = NULL;
 	}
-	taken = flow && !host_flow_may_replace(&args->key, flow, p);
+	taken = flow && p->has_ports && flow_is_live(flow) && flow_owner_is_alive(&args->key, flow);
 	flow = p->has_ports ? flow_track_reply(p, OWNER_HOST) : NULL;
 	if (flow)
 		return host_flow_move(skb, p, flow->nat_port);

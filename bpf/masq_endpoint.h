@@ -41,12 +41,6 @@ static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64
 	return forward_snat(skb, p, &args->key.local, args->key.local_port);
 }
 
-/* Reports whether the protocol's checksum covers the addresses, so that rewriting only these would break it. */
-static __always_inline bool masq_breaks_checksum(__u8 protocol)
-{
-	return protocol == IPPROTO_DCCP || protocol == IPPROTO_UDPLITE;
-}
-
 /*
  * Masquerades p, or translates it as a reply whose entry was lost. NOT_HANDLED: p keeps its source. By default,
  * containers use no tunnels under the host's address, because replies could be the host's.
@@ -62,7 +56,8 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 
 	if (!args)
 		return VERDICT_DROP;
-	if (masq_breaks_checksum(p->protocol) ||
+	/* The checksums of DCCP and UDP-Lite cover the addresses, and are not updated. */
+	if (p->protocol == IPPROTO_DCCP || p->protocol == IPPROTO_UDPLITE ||
 	    (is_tunnel(p->protocol) && !(endpoint->flags & ENDPOINT_MASQ_TUNNELS)))
 		return flow_track_direct_reply(owner) ? NOT_HANDLED
 						      : drop_for(skb, owner, REASON_PROTOCOL);

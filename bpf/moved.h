@@ -10,12 +10,6 @@
 #include "maps.h"
 #include "time.h"
 
-/* Reports whether the flow does not have its first candidate port. */
-static __always_inline bool flow_is_moved(const struct flow_key *key, const struct flow *flow)
-{
-	return flow->probe || (key->kind == FLOW_DNAT && key->remote_port != flow->remote_port);
-}
-
 /* Returns the remote of a flow and the address that it is translated to, in one word. */
 static __always_inline __u64 moved_sides(const struct addr *remote, const struct addr *addr)
 {
@@ -61,8 +55,11 @@ __noinline int moved_record(__u64 sides, __u32 port, __u32 candidate, __u32 tick
 	return 0;
 }
 
+/* The same, if the flow does not have its first candidate. */
 static __always_inline void moved_record_flow(const struct flow_key *key, const struct flow *flow,
 					      __u32 now)
 {
-	moved_record(moved_sides(&key->remote, &flow->nat_addr), flow->nat_port, flow->probe, now);
+	if (flow->probe || (key->kind == FLOW_DNAT && key->remote_port != flow->remote_port))
+		moved_record(moved_sides(&key->remote, &flow->nat_addr), flow->nat_port,
+			     flow->probe, now);
 }

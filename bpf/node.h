@@ -10,7 +10,6 @@
  */
 #pragma once
 
-#include <linux/errno.h>
 #include <linux/if_packet.h>
 
 #include "addr.h"

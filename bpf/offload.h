@@ -39,7 +39,7 @@ static __always_inline bool offload_is_void(const struct packet *p, const struct
 
 static __always_inline bool offload_is_possible(const struct packet *p)
 {
-	return p->fast_eligible && !p->icmp_error && is_tcp_or_udp(p->protocol);
+	return p->fast_eligible && is_tcp_or_udp(p->protocol);
 }
 
 #define CT_UPDATE_RESERVED 0x0e /* in byte 12 of the TCP header: 0 in other packets */
@@ -304,10 +304,7 @@ static __always_inline void ct_record(struct offload *offload, const struct pack
 static __always_inline void offload_touch(const struct packet *p, struct connection *c,
 					  bool by_container)
 {
-	__u32 now = now_ticks();
-
-	if (c->offload->ct_seen != now)
-		c->offload->ct_seen = now;
+	c->offload->ct_seen = now_ticks();
 	ct_record(c->offload, p, c->side & 1, by_container);
 	if (p->tcp_fin || c->offload->state & OFFLOAD_FIN_BOTH)
 		offload_track_close(p, c);

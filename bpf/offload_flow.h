@@ -17,7 +17,6 @@
 struct connection {
 	struct flow_key key;
 	__u8 side;		 /* which side in key has sent p: 0 or 1 */
-	__u8 automatic;		 /* not 0: a container of it has fastPath auto */
 	__u32 device;		 /* of the container, or of one */
 	__u32 other;		 /* of the other container; 0: the uplink */
 	__u32 uplink;		 /* as in struct offload */
@@ -35,11 +34,27 @@ struct offload_copy {
 
 SCRATCH(offload_scratch, struct offload_copy);
 
-/* Reports whether the tuple's sender is side 0: the one with the lower port, or if equal, address. */
-static __always_inline bool offload_is_first(const struct fwd_key *tuple, const struct addr *addr,
-					     __u16 port)
+/* Reports whether addr:port is side 0: the one with the lower port, or if equal, address. */
+static __always_inline bool offload_is_first(const struct addr *addr, __u16 port,
+					     const struct addr *other, __u16 other_port)
 {
-	return tuple->sport != port ? tuple->sport < port : addr_less(&tuple->src, addr);
+	return port != other_port ? port < other_port : addr_less(addr, other);
+}
+
+/* Sets c's containers: its packets go from one to the other; NULL: the outside, by the uplink. */
+static __always_inline void offload_set_ends(struct connection *c, const struct endpoint *from,
+					     const struct endpoint *to, __u32 uplink)
+{
+	const struct endpoint *one = from ?: to;
+
+	if (!one)
+		return;
+	c->device = one->ifindex;
+	c->other = from && to ? to->ifindex : 0;
+	c->uplink = c->other ? 0 : uplink;
+	c->owners = one->owner;
+	if (c->other && from != to) /* else a container reaches itself, by a service */
+		c->owners ^= to->owner;
 }
 
 /*
@@ -52,7 +67,7 @@ static __noinline __u8 offload_key(struct flow_key *key, const struct fwd_key *t
 	__builtin_memset(key, 0, sizeof(*key));
 	key->protocol = tuple->protocol;
 	key->kind = FLOW_OFFLOAD;
-	if (offload_is_first(tuple, addr, port)) {
+	if (offload_is_first(&tuple->src, tuple->sport, addr, port)) {
 		key->remote = tuple->src;
 		key->remote_port = tuple->sport;
 		key->local = *addr;

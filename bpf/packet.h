@@ -9,7 +9,7 @@
 #include <linux/in6.h>
 #include <bpf/bpf_helpers.h>
 
-#include "abi.h"
+#include "addr.h"
 
 enum refused { /* the packet, by the rules of */
 	REFUSED_NOT = 0,
@@ -147,10 +147,8 @@ static __always_inline void packet_translate(struct packet *p, const struct addr
 /* Reports whether a flow translates p, received from an uplink. */
 static __always_inline bool packet_is_translated(const struct packet *p)
 {
-	const __u32 *a = (const __u32 *)&p->decided.new_addr, *b = (const __u32 *)&p->dst;
-
-	return p->decided.flow_kind && (p->decided.new_port != p->dport || a[0] != b[0] ||
-					a[1] != b[1] || a[2] != b[2] || a[3] != b[3]);
+	return p->decided.flow_kind &&
+	       (p->decided.new_port != p->dport || !addr_equal(&p->decided.new_addr, &p->dst));
 }
 
 /*

@@ -86,10 +86,6 @@ static __noinline int parse_l4(struct __sk_buff *skb, struct packet *p)
 		return parse_udp(skb, p);
 	case IPPROTO_SCTP:
 		return parse_sctp(skb, p);
-	case IPPROTO_ICMP:
-		return p->ipv6 ? PARSED : parse_icmp(skb, p);
-	case IPPROTO_ICMPV6:
-		return p->ipv6 ? parse_icmp(skb, p) : PARSED;
 	case IPPROTO_HOPOPTS:
 	case IPPROTO_ROUTING:
 	case IPPROTO_FRAGMENT: /* behind another one */
@@ -97,7 +93,7 @@ static __noinline int parse_l4(struct __sk_buff *skb, struct packet *p)
 	case IPPROTO_MH:
 		return p->ipv6 ? PARSED_PROTOCOL : PARSED;
 	default:
-		return PARSED;
+		return packet_is_icmp(p) ? parse_icmp(skb, p) : PARSED;
 	}
 }
 
@@ -188,10 +184,8 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	p->ipv6 = true;
 	if (addr_is_mapped(&p->src))
 		return PARSED_NOT_IP;
-	if (addr_is_mapped(
-		    &p->dst)) /* means IPv4 in our maps, but the stack would forward it as IPv6 */
-		return PARSED_PROTOCOL;
-	if (!parse_skip_options(skb, p))
+	/* A mapped address means IPv4 in our maps, but the stack would forward it as IPv6. */
+	if (addr_is_mapped(&p->dst) || !parse_skip_options(skb, p))
 		return PARSED_PROTOCOL;
 	if (p->protocol == IPPROTO_FRAGMENT)
 		return parse_ipv6_fragment(skb, p);

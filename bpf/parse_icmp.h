@@ -2,9 +2,6 @@
 /* ICMP and ICMPv6: echo, and errors with the packet that they quote. */
 #pragma once
 
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-
 #include "addr.h"
 #include "bytes.h"
 #include "fragment.h"

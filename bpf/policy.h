@@ -83,13 +83,6 @@ static __always_inline bool policy_is_link(struct __sk_buff *skb, const struct p
 	       (p->protocol == IPPROTO_UDP && (p->dport == 67 || p->dport == 68));
 }
 
-/* Reports whether a container needs p, which has come from the device, or 0: from the host. */
-static __always_inline bool policy_is_needed(struct __sk_buff *skb, const struct packet *p,
-					     __u32 ingress)
-{
-	return ingress ? policy_is_neighbor(skb, p) : policy_is_link(skb, p);
-}
-
 /* Reports whether the rule set admits everything from or to the container's own node. */
 static __always_inline bool policy_admits_host(__u32 rule_set)
 {
@@ -157,13 +150,9 @@ static __always_inline bool policy_set_sender(struct __sk_buff *skb, struct poli
 		t = ct_source_changed(skb) ? ct_scratch_get() : NULL;
 		return policy_set_peer(args, t ? &t->in.src : addr);
 	}
-	if (policy_is_address_of(sender, addr))
-		args->peer = *addr;
-	else
-		args->peer = p->ipv6 ? sender->addr6 : sender->addr4;
-	args->host = false;
-	args->kind = PEER_NETWORK;
-	args->network = sender->network;
+	if (!policy_is_address_of(sender, addr))
+		addr = p->ipv6 ? &sender->addr6 : &sender->addr4;
+	policy_set_known(args, addr, PEER_NETWORK, sender->network);
 	return sender->container != args->container;
 }
 
@@ -203,7 +192,8 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 		admitted = policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets),
 					p->decided.new_port);
 	args->rule_set = RULE_SET_INGRESS(args->rule_sets);
-	if (args->rule_set && !admitted && !policy_is_needed(skb, p, ingress) &&
+	if (args->rule_set && !admitted &&
+	    !(ingress ? policy_is_neighbor(skb, p) : policy_is_link(skb, p)) &&
 	    (p->decided.judged_later ||
 	     !policy_refuse(skb, REASON_POLICY_INGRESS, REFUSED_RECEIVED)))
 		return false;
@@ -251,15 +241,13 @@ __noinline int policy_pair_admits(struct __sk_buff *skb, __u32 ifindex)
 		return false;
 	forth = !known || flows->flow.payer == sender->owner;
 
-	args->host = false;
-	args->kind = PEER_NETWORK;
-	args->network = forth ? receiver->network : sender->network;
-	args->peer = forth ? p->dst : p->src;
+	policy_set_known(args, forth ? &p->dst : &p->src, PEER_NETWORK,
+			 forth ? receiver->network : sender->network);
 	if (!policy_judge(args, p, RULE_SET_EGRESS(forth ? sent_sets : received_sets),
 			  forth ? p->dport : p->sport))
 		return false;
-	args->network = forth ? sender->network : receiver->network;
-	args->peer = forth ? p->src : p->dst;
+	policy_set_known(args, forth ? &p->src : &p->dst, PEER_NETWORK,
+			 forth ? sender->network : receiver->network);
 	if (!policy_judge(args, p, RULE_SET_INGRESS(forth ? received_sets : sent_sets), args->port))
 		return false;
 	if (known) {
@@ -315,7 +303,7 @@ static __always_inline bool policy_receives_translated(struct __sk_buff *skb, st
 
 	if (!args || !policy_load(args, receiver, p) || policy_entry_admits(fwd_cache_find(p), p))
 		return true;
-	policy_set_outside(args, &p->src);
+	policy_set_known(args, &p->src, PEER_OUTSIDE, 0);
 	if (policy_judge(args, p,
 			 by_remote ? RULE_SET_INGRESS(args->rule_sets)
 				   : RULE_SET_EGRESS(args->rule_sets),

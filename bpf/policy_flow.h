@@ -11,7 +11,18 @@
 #pragma once
 
 #include "conntrack.h"
+#include "flow.h"
 #include "policy_pair.h"
+
+/* Sets the peer in args: a container in the network, or PEER_OUTSIDE. */
+static __always_inline void policy_set_known(struct policy_args *args, const struct addr *addr,
+					     enum peer_kind kind, __u32 network)
+{
+	args->peer = *addr;
+	args->host = false;
+	args->kind = kind;
+	args->network = network;
+}
 
 /*
  * Sets the peer in args by its address. Returns false if it is the container itself, which is always
@@ -21,20 +32,9 @@ static __always_inline bool policy_set_peer(struct policy_args *args, const stru
 {
 	struct endpoint *endpoint = endpoint_lookup(addr);
 
-	args->peer = *addr;
-	args->host = false;
-	args->kind = endpoint ? PEER_NETWORK : PEER_OUTSIDE;
-	args->network = endpoint ? endpoint->network : 0;
+	policy_set_known(args, addr, endpoint ? PEER_NETWORK : PEER_OUTSIDE,
+			 endpoint ? endpoint->network : 0);
 	return !endpoint || endpoint->container != args->container;
-}
-
-/* Sets the peer in args, which is known to be no container of this host. */
-static __always_inline void policy_set_outside(struct policy_args *args, const struct addr *addr)
-{
-	args->peer = *addr;
-	args->host = false;
-	args->kind = PEER_OUTSIDE;
-	args->network = 0;
 }
 
 /* Reports whether the rules of the policy in args admit a flow that is to be judged again. */
@@ -93,8 +93,7 @@ static __always_inline bool policy_find_pair(const struct policy_args *policy,
 
 	if (!is_tcp_or_udp(key->protocol) || !endpoint_lookup(&key->remote))
 		return false;
-	swapped =
-		!policy_pair_is_local(&key->local, key->local_port, &key->remote, key->remote_port);
+	swapped = offload_is_first(&key->local, key->local_port, &key->remote, key->remote_port);
 	if (swapped)
 		policy_swap_sides(key);
 	key->kind = FLOW_PAIR;

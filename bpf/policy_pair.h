@@ -1,35 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * FLOW_PAIR: the flow of a connection between two containers, for the rules of both. from_container finds it by one lookup, and
- * unchanged packets need no other lookup (policy_is_decided). The key has the lower side as local. The owner is the container
+ * unchanged packets need no other lookup (policy_is_decided). The key is that of a FLOW_OFFLOAD. The owner is the container
  * that was called, the payer the one that has opened it. policy_generation stands for both policies.
  */
 #pragma once
 
-#include "flow.h"
+#include "offload_flow.h"
 #include "policy_rules.h"
-
-/* Reports whether a:port is the local side of the key of its connections with b:other_port. */
-static __always_inline bool policy_pair_is_local(const struct addr *a, __u16 port,
-						 const struct addr *b, __u16 other_port)
-{
-	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
-
-	for (int i = 3; i >= 0; i--)
-		if (x[i] != y[i])
-			return x[i] < y[i];
-	return port < other_port;
-}
 
 /* Sets the key of p's connection. Reports whether p's sender is its local side. */
 static __always_inline bool policy_pair_key(struct flow_key *key, const struct packet *p)
 {
-	bool sent = policy_pair_is_local(&p->src, p->sport, &p->dst, p->dport);
+	bool sent = offload_key(key, packet_tuple(p), &p->dst, p->dport);
 
-	if (sent)
-		flow_sent_key(key, p, FLOW_PAIR);
-	else
-		flow_received_key(key, p, FLOW_PAIR);
+	key->kind = FLOW_PAIR;
 	return sent;
 }
 

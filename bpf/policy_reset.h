@@ -26,9 +26,9 @@ static __always_inline bool reset_may_answer(const struct packet *p)
 {
 	__u32 header = p->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
 
-	return p->protocol == IPPROTO_TCP && p->tcp_ack && !p->tcp_rst && !p->tcp_syn &&
-	       !p->tcp_synack && p->fast_eligible && !p->icmp_error && !p->decided.ct_update &&
-	       !p->decided.remapped && (!p->l3 || p->l3 == ETH_HLEN) && p->l4 == p->l3 + header;
+	return p->protocol == IPPROTO_TCP && p->tcp_ack && !p->tcp_rst && !p->tcp_synack &&
+	       p->fast_eligible && !p->decided.ct_update && !p->decided.remapped &&
+	       p->l4 == p->l3 + header;
 }
 
 /*

@@ -197,14 +197,11 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 	    (!RULE_SET_EGRESS(args->rule_sets) && (!parsed || (receiver && !pending))))
 		return true;
 	if (tag_bypasses(tag)) {
-		policy_set_outside(args, &p->dst);
+		policy_set_known(args, &p->dst, PEER_OUTSIDE, 0);
 	} else if (receiver) {
 		if (receiver->container == args->container)
 			return true;
-		args->host = false;
-		args->kind = PEER_NETWORK;
-		args->network = receiver->network;
-		args->peer = p->dst;
+		policy_set_known(args, &p->dst, PEER_NETWORK, receiver->network);
 	} else if (!policy_set_peer(args, &p->dst)) {
 		return true;
 	}

@@ -110,16 +110,12 @@ static __noinline long rewrite_icmp_error(struct __sk_buff *skb, const struct pa
 
 	from.port = bpf_htons(side == SIDE_SRC ? p->sport : p->dport);
 	to.port = bpf_htons(port);
-	if (packet_is_icmp(p)) {
+	if (packet_is_icmp(p))
 		offset = p->inner_l4 + offsetof(struct echohdr, id);
-		if (!p->ipv6) /* has no pseudo header */
-			diff = bpf_csum_diff((__be32 *)&from.port, 4, (__be32 *)&to.port, 4, 0);
-		else
-			diff = bpf_csum_diff((__be32 *)&from, sizeof(from), (__be32 *)&to,
-					     sizeof(to), 0);
-	} else {
+	if (packet_is_icmp(p) && !p->ipv6) /* has no pseudo header */
+		diff = bpf_csum_diff((__be32 *)&from.port, 4, (__be32 *)&to.port, 4, 0);
+	else
 		diff = bpf_csum_diff((__be32 *)&from, sizeof(from), (__be32 *)&to, sizeof(to), 0);
-	}
 	err = p->ipv6 ? rewrite_error_ipv6(skb, p, side, &from.addr, addr)
 		      : rewrite_error_ipv4(skb, p, side, addr_ipv4(&from.addr), addr_ipv4(addr));
 	if (!p->has_ports)

@@ -64,9 +64,8 @@ static __noinline enum host_socket socket_lookup(struct __sk_buff *skb, const st
 	return found;
 }
 
-/* Looks up the socket that receives p. */
-static __always_inline enum host_socket socket_lookup_packet(struct __sk_buff *skb,
-							     const struct packet *p)
+/* Reports whether p is a reply to a connection that the host itself has opened. */
+static __always_inline bool is_host_connection(struct __sk_buff *skb, const struct packet *p)
 {
 	struct flow_key key = {
 		.remote = p->src,
@@ -76,11 +75,5 @@ static __always_inline enum host_socket socket_lookup_packet(struct __sk_buff *s
 		.protocol = p->protocol,
 	};
 
-	return socket_lookup(skb, &key, p->ipv6);
-}
-
-/* Reports whether p is a reply to a connection that the host itself has opened. */
-static __always_inline bool is_host_connection(struct __sk_buff *skb, const struct packet *p)
-{
-	return socket_lookup_packet(skb, p) == SOCKET_CONNECTED;
+	return socket_lookup(skb, &key, p->ipv6) == SOCKET_CONNECTED;
 }

@@ -15,7 +15,6 @@
 #include "hash.h"
 #include "packet.h"
 #include "time.h"
-#include "uplink.h"
 
 /* The parts of the kernel's structures that are read here. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -66,7 +65,6 @@ typedef struct {
 
 struct tcf_proto {
 	struct tcf_proto *next;
-	__u32 prio;
 };
 
 struct mini_Qdisc {

@@ -63,9 +63,12 @@ static __always_inline __u32 tag_judged(const struct packet *p)
 	return p->decided.admitted ? TAG_JUDGED : 0;
 }
 
-/* Returns an unpredictable hash of packets from src:sport to dst:dport. */
-static __always_inline __u32 hash_tuple(const struct addr *src, __u16 sport, const struct addr *dst,
-					__u16 dport, __u8 protocol, bool ipv6)
+/*
+ * Returns the id of packets from src:sport to dst:dport: an unpredictable hash, and the lowest bit,
+ * so that it is never 0.
+ */
+static __always_inline __u32 id_of(const struct addr *src, __u16 sport, const struct addr *dst,
+				   __u16 dport, __u8 protocol, bool ipv6)
 {
 	const __u32 *a = (const __u32 *)src, *b = (const __u32 *)dst;
 	__u32 hash = (__u32)config.secret[0] ^ protocol;
@@ -76,17 +79,7 @@ static __always_inline __u32 hash_tuple(const struct addr *src, __u16 sport, con
 	if (ipv6)
 		for (int i = 0; i < 3; i++)
 			hash = hash_mix(hash_mix(hash, a[i]), b[i]);
-	return hash;
-}
-
-/*
- * Returns the id of packets from src:sport to dst:dport: an unpredictable hash, and the lowest bit,
- * so that it is never 0.
- */
-static __always_inline __u32 id_of(const struct addr *src, __u16 sport, const struct addr *dst,
-				   __u16 dport, __u8 protocol, bool ipv6)
-{
-	return hash_tuple(src, sport, dst, dport, protocol, ipv6) | 1;
+	return hash | 1;
 }
 
 static __always_inline __u32 tuple_id(const struct fwd_key *tuple)
@@ -104,12 +97,6 @@ static __always_inline __u32 reentry_of(const struct packet *p, const struct add
 	__u32 id = id_of(&p->src, 0, dst, 0, p->protocol, p->ipv6);
 
 	return judged ? id : id ^ 1;
-}
-
-/* Returns the id of packets to p's sender. */
-static __always_inline __u32 reply_id(const struct packet *p, const struct addr *addr, __u16 port)
-{
-	return id_of(addr, port, &p->src, p->sport, p->protocol, p->ipv6);
 }
 
 /* Sets p's id, whenever its tuple has changed. */

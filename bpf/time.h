@@ -14,7 +14,7 @@
  * Returns the time in ticks. The clock is read once per packet, because that takes longer than
  * a lookup.
  */
-__noinline int packet_ticks(void)
+static __noinline __u32 now_ticks(void)
 {
 	struct packet *p = pkt_scratch_get();
 
@@ -23,9 +23,4 @@ __noinline int packet_ticks(void)
 	if (!p->now)
 		p->now = bpf_ktime_get_ns() >> TICK_SHIFT;
 	return p->now;
-}
-
-static __always_inline __u32 now_ticks(void)
-{
-	return packet_ticks();
 }

@@ -146,7 +146,8 @@ __noinline int tuple_end_expected(struct __sk_buff *skb, __u32 ack, __u32 seq_en
 	USE_ARGUMENT(skb);
 	if (!p)
 		return false;
-	reply = reply_id(p, &p->decided.new_addr, p->decided.new_port);
+	reply = id_of(&p->decided.new_addr, p->decided.new_port, &p->src, p->sport, p->protocol,
+		      p->ipv6);
 	hint = tuple_hint_take(reply, ack);
 	if ((__s32)(hint - ack) > 0)
 		ack = hint;
