@@ -14,7 +14,7 @@
  * Returns the time in ticks. The clock is read once per packet, because that takes longer than
  * a lookup.
  */
-static __noinline __u32 now_ticks(void)
+__noinline __u32 now_ticks(void)
 {
 	struct packet *p = pkt_scratch_get();
 
