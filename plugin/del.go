@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/flock"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
@@ -71,9 +73,9 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 	}
 	isChained := rec.ChainedIndex() != 0
 	if isChained {
-		var errPath error
-		netns, errPath = v.pathBehind(rec, netns)
-		err = errors.Join(err, errPath, v.removeLimits(rec, netns), v.restoreTuning(rec, netns))
+		var errRestore error
+		netns, errRestore = v.restore(rec, netns)
+		err = errors.Join(err, errRestore)
 	}
 	isAdopted, errAdopted := adopted{v}.del(ctx, rec, netns)
 	if errAdopted != nil {
@@ -135,12 +137,10 @@ func withEntries(ctx context.Context, datapath *loader.Datapath, change func(*ma
 	return err
 }
 
-// pathBehind returns the path of the container's namespace, or "" if the device of another plugin does not lead there: the
-// path of a process that has ended may have become that of another container, or of a process of the host.
-func (v *verb) pathBehind(rec *record.Record, netns string) (string, error) {
-	if netns == "" {
-		return "", nil
-	}
+// restore removes the limits from the devices of another plugin, and restores what a chained ebpfnet has changed on the
+// container's. It returns the path of the container's namespace, or "" if the device does not lead there: the path of a
+// process that has ended may have become that of another container, or of a process of the host.
+func (v *verb) restore(rec *record.Record, netns string) (path string, err error) {
 	host, err := rtnl.Open()
 	if err != nil {
 		return "", err
@@ -151,64 +151,24 @@ func (v *verb) pathBehind(rec *record.Record, netns string) (string, error) {
 	if err != nil || outside == nil {
 		return "", err
 	}
+	unshape := link.Unshape
+	if rec.Bandwidth.IsEmpty() && rec.Settings.Limits == (record.Limits{}) {
+		unshape = func(*netlink.Handle, netlink.Link) error { return nil } // a limit there is another tool's
+	}
+	errOutside := unshape(host, outside)
 	container, err := namespace.OpenContainer(netns, v.ownNetns)
 	if err != nil {
-		return "", nil // it is gone
+		return "", errOutside // it is gone, and with it what was changed there
 	}
 	defer container.Close()
 
 	if elsewhere, err := link.LeadsElsewhere(host, outside, container.NS); elsewhere || err != nil {
-		return "", err
+		return "", errors.Join(errOutside, err)
 	}
-	return netns, nil
-}
-
-// restoreTuning restores what a chained ebpfnet has changed on the interface of another plugin. If
-// the container is gone, so are the changes.
-func (v *verb) restoreTuning(rec *record.Record, netns string) error {
-	if rec.Chained.Before.IsEmpty() || netns == "" {
-		return nil
-	}
-	container, err := namespace.OpenContainer(netns, v.ownNetns)
-	if err != nil {
-		return nil
-	}
-	defer container.Close()
-
-	device, err := link.Find(container.Netlink, rec.Attachment.IfName)
-	if err != nil || device == nil {
-		return err
-	}
-	return rec.Chained.Before.Apply(container.NS, container.Netlink, rec.Attachment.IfName)
-}
-
-// removeLimits removes the limits from the devices of another plugin, if they exist.
-func (v *verb) removeLimits(rec *record.Record, netns string) error {
-	if rec.Bandwidth.IsEmpty() && rec.Settings.Limits == (record.Limits{}) {
-		return nil
-	}
-	host, err := rtnl.Open()
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-
-	outside, err := link.Device(host, rec.Chained.HostIndex)
-	if err == nil && outside != nil {
-		err = link.Unshape(host, outside)
-	}
-	if err != nil || netns == "" {
-		return err
-	}
-	container, errOpen := namespace.OpenContainer(netns, v.ownNetns)
-	if errOpen != nil {
-		return nil // it is gone, and its queue with it
-	}
-	defer container.Close()
-
 	inside, err := link.Find(container.Netlink, rec.Attachment.IfName)
 	if err != nil || inside == nil {
-		return err
+		return netns, errors.Join(errOutside, err)
 	}
-	return link.Unshape(container.Netlink, inside)
+	errTuning := rec.Chained.Before.Apply(container.NS, container.Netlink, rec.Attachment.IfName)
+	return netns, errors.Join(errOutside, unshape(container.Netlink, inside), errTuning)
 }
