@@ -70,31 +70,12 @@ func LeadsElsewhere(host *netlink.Handle, device netlink.Link, ns netns.NsHandle
 
 // NamespaceOfPeer returns the network namespace of the other end of a pair. The caller
 // must close it.
-func NamespaceOfPeer(host *netlink.Handle, device netlink.Link) (found netns.NsHandle, err error) {
-	found, err = netns.None(), noNamespace(device)
-	forEachNamespace(host, func(id int, ns netns.NsHandle) bool {
-		if id != device.Attrs().NetNsID {
-			return true
-		}
-		found, err = duplicate(ns)
-		return false
-	})
-	return found, err
-}
-
-func duplicate(ns netns.NsHandle) (netns.NsHandle, error) {
-	fd, err := unix.FcntlInt(uintptr(ns), unix.F_DUPFD_CLOEXEC, 0)
-	return netns.NsHandle(fd), err
-}
-
-func noNamespace(device netlink.Link) error {
-	return fmt.Errorf("find the network namespace of the container behind %s: none of %v is it", device.Attrs().Name, namespaceFiles)
-}
-
-// forEachNamespace calls visit with each network namespace that the host's namespace has an ID for, until visit returns
-// false. It closes each namespace after the call.
-func forEachNamespace(host *netlink.Handle, visit func(id int, ns netns.NsHandle) bool) {
-	seen := map[string]bool{}
+func NamespaceOfPeer(host *netlink.Handle, device netlink.Link) (netns.NsHandle, error) {
+	isPeers := func(ns netns.NsHandle) bool {
+		id, err := host.GetNetNsIdByFd(int(ns))
+		return err == nil && id >= 0 && id == device.Attrs().NetNsID
+	}
+	seen := map[string]bool{} // thousands of processes may have the same one
 	for _, pattern := range namespaceFiles {
 		files, _ := filepath.Glob(pattern) // the patterns are right
 		for _, file := range files {
@@ -102,17 +83,13 @@ func forEachNamespace(host *netlink.Handle, visit func(id int, ns netns.NsHandle
 			if err != nil {
 				continue // the process has ended
 			}
-			goOn := true
-			if !seen[ns.UniqueId()] {
-				seen[ns.UniqueId()] = true
-				if id, err := host.GetNetNsIdByFd(int(ns)); err == nil && id >= 0 {
-					goOn = visit(id, ns)
-				}
+			unique := ns.UniqueId()
+			if !seen[unique] && isPeers(ns) {
+				return ns, nil
 			}
+			seen[unique] = true
 			ns.Close()
-			if !goOn {
-				return
-			}
 		}
 	}
+	return netns.None(), fmt.Errorf("find the network namespace of the container behind %s: none of %v is it", device.Attrs().Name, namespaceFiles)
 }
