@@ -111,14 +111,7 @@ func GetDevice(dp *loader.Datapath, ifindex int) (Device, bool, error) {
 
 // Devices lists all container devices, in no particular order.
 func Devices(dp *loader.Datapath) ([]Device, error) {
-	var list []Device
-	for entry, err := range entries[uint32, bpf.Device](dp.Devices) {
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, deviceOf(entry.key, entry.value))
-	}
-	return list, nil
+	return collect(dp.Devices, deviceOf)
 }
 
 // DevicesOf returns the ifindexes of an owner's devices, of any version: one, unless an attachment was

@@ -115,18 +115,11 @@ type Drop struct {
 
 // Drops lists the counters of all attachments, sorted by owner and reason.
 func Drops(dp *loader.Datapath) ([]Drop, error) {
-	var list []Drop
-	for entry, err := range entries[bpf.DropKey, bpf.DropCount](dp.Drops) {
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, Drop{
-			loader.Owner(entry.key.Owner),
-			DropCount{Reason(entry.key.Reason), entry.value.Packets, entry.value.Bytes},
-		})
-	}
+	list, err := collect(dp.Drops, func(key bpf.DropKey, value bpf.DropCount) Drop {
+		return Drop{loader.Owner(key.Owner), DropCount{Reason(key.Reason), value.Packets, value.Bytes}}
+	})
 	slices.SortFunc(list, func(a, b Drop) int {
 		return cmp.Or(cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Reason, b.Reason))
 	})
-	return list, nil
+	return list, err
 }

@@ -116,14 +116,7 @@ func GetEndpoint(dp *loader.Datapath, addr netip.Addr) (Endpoint, bool, error) {
 
 // Endpoints lists all endpoints, in no particular order.
 func Endpoints(dp *loader.Datapath) ([]Endpoint, error) {
-	var list []Endpoint
-	for entry, err := range entries[bpf.Addr, bpf.Endpoint](dp.Endpoints) {
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, endpointOf(entry.key, entry.value))
-	}
-	return list, nil
+	return collect(dp.Endpoints, endpointOf)
 }
 
 func endpointOf(key bpf.Addr, value bpf.Endpoint) Endpoint {

@@ -114,14 +114,9 @@ const nodesSet PrefixSet = 0
 
 // Nodes lists the other nodes of the cluster.
 func Nodes(dp *loader.Datapath) ([]Node, error) {
-	var list []Node
-	for entry, err := range entries[bpf.PrefixKey, bpf.Node](dp.Nodes) {
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, Node{prefixOf(entry.key), addrOf(entry.value.Remote), NodeMode(entry.value.Mode), int(entry.value.Mtu)})
-	}
-	return list, nil
+	return collect(dp.Nodes, func(key bpf.PrefixKey, value bpf.Node) Node {
+		return Node{prefixOf(key), addrOf(value.Remote), NodeMode(value.Mode), int(value.Mtu)}
+	})
 }
 
 // SetNodes replaces the list of other nodes. It writes only differences, so unchanged entries are present all the

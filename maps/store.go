@@ -252,6 +252,18 @@ func entries[K, V any](m *ebpf.Map) iter.Seq2[entry[K, V], error] {
 	}
 }
 
+// collect lists the entries of a map, as of returns them, in no particular order.
+func collect[K, V, T any](m *ebpf.Map, of func(K, V) T) ([]T, error) {
+	var list []T
+	for entry, err := range entries[K, V](m) {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, of(entry.key, entry.value))
+	}
+	return list, nil
+}
+
 // rawEntries is entries for a map that may have another version's layout. The bytes are valid until the next step.
 func rawEntries(m *ebpf.Map) iter.Seq2[entry[[]byte, []byte], error] {
 	return func(yield func(entry[[]byte, []byte], error) bool) {

@@ -69,18 +69,13 @@ func (s *Store) DeleteUplink(ifindex int) error {
 
 // Uplinks lists all uplinks and container bridges, in no particular order.
 func Uplinks(dp *loader.Datapath) ([]Uplink, error) {
-	var list []Uplink
-	for entry, err := range entries[uint32, bpf.Uplink](dp.Uplinks) {
-		if err != nil {
-			return nil, err
+	return collect(dp.Uplinks, func(key uint32, value bpf.Uplink) Uplink {
+		return Uplink{
+			IfIndex:         int(key),
+			Addr4:           addrOrNone(value.Addr4),
+			Addr6:           addrOrNone(value.Addr6),
+			ContainerBridge: value.ContainerBridge != 0,
+			Bridge:          value.Bridge != 0,
 		}
-		list = append(list, Uplink{
-			IfIndex:         int(entry.key),
-			Addr4:           addrOrNone(entry.value.Addr4),
-			Addr6:           addrOrNone(entry.value.Addr6),
-			ContainerBridge: entry.value.ContainerBridge != 0,
-			Bridge:          entry.value.Bridge != 0,
-		})
-	}
-	return list, nil
+	})
 }
