@@ -83,7 +83,7 @@ func (r *RuleSets) of(ref RuleSetRef) (*RuleSet, error) {
 	}
 	key := knownRuleSet{ref.id(), digest}
 	if r.known[key] == nil {
-		all, err := readRuleSets(r.dp, nil)
+		all, err := readRuleSets(r.dp)
 		if err != nil {
 			return nil, err
 		}
@@ -104,28 +104,8 @@ func (r *RuleSet) under(ref RuleSetRef) *RuleSet {
 	return &set
 }
 
-// RuleSetsOf reads the rule sets of one policy, as RuleSets.Of.
-func RuleSetsOf(dp *loader.Datapath, policy Policy) (ingress, egress *RuleSet, err error) {
-	refs := [2]RuleSetRef{policy.Ingress, policy.Egress}
-	all, err := readRuleSets(dp, map[uint32]bool{refs[0].id(): true, refs[1].id(): true})
-	if err != nil {
-		return nil, nil, err
-	}
-	var sets [2]*RuleSet
-	for i, ref := range refs {
-		if ref == 0 {
-			continue
-		}
-		if all[ref.id()] == nil {
-			all[ref.id()] = &RuleSet{}
-		}
-		sets[i] = all[ref.id()].under(ref)
-	}
-	return sets[0], sets[1], nil
-}
-
-// readRuleSets reads rule sets by their ids, without the flags; nil: all of them. Those that admit nothing are missing.
-func readRuleSets(dp *loader.Datapath, wanted map[uint32]bool) (map[uint32]*RuleSet, error) {
+// readRuleSets reads all rule sets by their ids, without the flags. Those that admit nothing are missing.
+func readRuleSets(dp *loader.Datapath) (map[uint32]*RuleSet, error) {
 	if err := dp.OpenOnDemand(bpf.MapPolicyRules, bpf.MapPolicyBlocks); err != nil {
 		return nil, err
 	}
@@ -136,22 +116,19 @@ func readRuleSets(dp *loader.Datapath, wanted map[uint32]bool) (map[uint32]*Rule
 		}
 		return sets[id]
 	}
-	isWanted := func(id uint32) bool { return wanted == nil || wanted[id] }
 	for entry, err := range entries[bpf.RuleKey, bpf.Rule](dp.PolicyRules) {
 		if err != nil {
 			return nil, err
 		}
-		if set := entry.key.Set; isWanted(set) {
-			of(set).Rules = append(of(set).Rules, ruleOf(entry.key, entry.value.Number))
-		}
+		set := of(entry.key.Set)
+		set.Rules = append(set.Rules, ruleOf(entry.key, entry.value.Number))
 	}
 	for entry, err := range entries[bpf.PrefixKey, uint32](dp.PolicyBlocks) {
 		if err != nil {
 			return nil, err
 		}
-		if set := entry.key.Set; isWanted(set) {
-			of(set).Blocks = append(of(set).Blocks, Block{prefixOf(entry.key), entry.value})
-		}
+		set := of(entry.key.Set)
+		set.Blocks = append(set.Blocks, Block{prefixOf(entry.key), entry.value})
 	}
 	for _, set := range sets {
 		set.Normalize()

@@ -57,7 +57,7 @@ func (c *checker) checkPolicy() {
 		return // the node agent's
 	}
 	present := [2]*maps.RuleSet{}
-	if present[0], present[1], err = maps.RuleSetsOf(c.datapath, policy); c.failed(err) {
+	if present[0], present[1], err = maps.NewRuleSets(c.datapath).Of(policy); c.failed(err) {
 		return
 	}
 	if policy.Owner != c.owner && c.entry.Policy != 0 {

@@ -148,7 +148,7 @@ func (o *Host) setPolicy(store *maps.Store, device *maps.Device, before maps.Pol
 	}
 	ingress, egress := c.RuleSets()
 	if s.Policy == "" && s.IngressPolicy == "" {
-		if ingress, egress, err = maps.RuleSetsOf(o.datapath, before); err != nil {
+		if ingress, egress, err = maps.NewRuleSets(o.datapath).Of(before); err != nil {
 			return nil, err
 		}
 	}

@@ -191,7 +191,7 @@ func TestRemovalOfRulesBreaksOff(t *testing.T) {
 	h.withDatapath(t, func(dp *loader.Datapath) error {
 		all, err := maps.Policies(dp)
 		testenv.Must(t, err)
-		ingress, _, err := maps.RuleSetsOf(dp, all[0])
+		ingress, _, err := maps.NewRuleSets(dp).Of(all[0])
 		if len(all) != 1 || ingress == nil || len(ingress.Rules) != 1 {
 			t.Errorf("got policies %+v, the rules %+v (%v), want what was written", all, ingress, err)
 		}
