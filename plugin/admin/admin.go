@@ -117,30 +117,23 @@ func (o *Host) findEnds(dataDir string) error {
 }
 
 // Warnings returns the problems of the host that hinder the datapath.
-func Warnings(datapath *loader.Datapath) (warnings []string, err error) {
-	host, err := rtnl.Open()
-	if err != nil {
-		return nil, err
-	}
-	defer host.Close()
-
-	o := Host{datapath: datapath, host: host}
+func (o *Host) Warnings() (warnings []string, err error) {
 	uplinks, err := o.Uplinks()
 	for _, uplink := range uplinks {
 		if warning := link.BridgeNetfilter(uplink); warning != "" {
 			warnings = append(warnings, warning)
 		}
 	}
-	rules, rulesErr := RulesWarning(datapath)
+	rules, errRules := o.rulesWarning()
 	if rules != "" {
 		warnings = append(warnings, rules)
 	}
-	return warnings, errors.Join(err, rulesErr)
+	return warnings, errors.Join(err, errRules)
 }
 
-// RulesWarning returns a warning if fastPath always is in use and policy rules hinder it.
-func RulesWarning(datapath *loader.Datapath) (string, error) {
-	rules, err := maps.ReadRouteRules(datapath)
+// rulesWarning returns a warning if fastPath always is in use and policy rules hinder it.
+func (o *Host) rulesWarning() (string, error) {
+	rules, err := maps.ReadRouteRules(o.datapath)
 	if err != nil || rules == (maps.RouteRules{}) {
 		return "", err
 	}
@@ -151,7 +144,7 @@ func RulesWarning(datapath *loader.Datapath) (string, error) {
 		}
 	}
 	slices.Sort(hindered)
-	endpoints, err := maps.Endpoints(datapath)
+	endpoints, err := maps.Endpoints(o.datapath)
 	isAlways := func(e maps.Endpoint) bool { return e.FastPath == maps.FastPathAlways }
 	if err != nil || !slices.ContainsFunc(endpoints, isAlways) {
 		return "", err

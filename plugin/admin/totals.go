@@ -81,19 +81,19 @@ func ReadTotals(options TotalsOptions) (*Totals, error) {
 		return nil, err
 	}
 	t := &Totals{Config: o.datapath.Config, Pins: o.datapath.Dir()}
-	return t, errors.Join(t.addHost(o.datapath, devices), t.addMaps(o.datapath, options),
+	return t, errors.Join(t.addHost(o, devices), t.addMaps(o.datapath, options),
 		t.addAttachments(o.datapath, entries, devices, options), t.addFlows(o.datapath, options))
 }
 
-func (t *Totals) addHost(datapath *loader.Datapath, devices map[int]netlink.Link) error {
-	uplinks, errUplinks := maps.Uplinks(datapath)
+func (t *Totals) addHost(o *Host, devices map[int]netlink.Link) error {
+	uplinks, errUplinks := maps.Uplinks(o.datapath)
 	for _, uplink := range uplinks {
 		if device := devices[uplink.IfIndex]; device != nil && !uplink.ContainerBridge {
 			t.Uplinks = append(t.Uplinks, device.Attrs().Name)
 		}
 	}
 	var errWarnings error
-	t.Warnings, errWarnings = Warnings(datapath)
+	t.Warnings, errWarnings = o.Warnings()
 	return errors.Join(errUplinks, errWarnings)
 }
 

@@ -78,7 +78,7 @@ func lookUplinks(_ context.Context, h *host) (findings []Finding, err error) {
 			findings = append(findings, foreign("uplink "+uplink.Attrs().Name, before))
 		}
 	}
-	warnings, errWarnings := admin.Warnings(h.datapath)
+	warnings, errWarnings := h.admin.Warnings()
 	for _, text := range warnings {
 		findings = append(findings, warning("", "%s", text))
 	}
