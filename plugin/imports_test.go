@@ -53,7 +53,7 @@ var packages = []struct{ dir, imports string }{
 	{"cmd/ebpfnet-node/conflist", "plugin/show"},
 	{"cmd/ebpfnet-node/nodes/apitest", ""},
 	{"cmd/ebpfnet-node/nodes", "cmd/ebpfnet-node/desired"},
-	{"cmd/ebpfnet-node/reconcile", "cmd/ebpfnet-node/desired loader/rtnl maps plugin/nodestate"},
+	{"cmd/ebpfnet-node/reconcile", "cmd/ebpfnet-node/desired loader/rtnl maps plugin/link plugin/nodestate"},
 	{"cmd/ebpfnet-node/binaries", "plugin/nodestate"},
 	{"cmd/ebpfnet-node/probe", "cmd/ebpfnet-node/desired"},
 	{"cmd/ebpfnet-node/health", "plugin/show"},

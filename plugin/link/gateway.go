@@ -48,7 +48,7 @@ func PlaceOf(host *netlink.Handle, addr netip.Addr) Place {
 	}
 }
 
-// PrefixOf converts an address with a mask, as in CNI results. The prefix is invalid if n has no address. An
+// PrefixOf converts an address with a mask, as in CNI results and in netlink's. The prefix is invalid if n has no address. An
 // IPv4-mapped IPv6 address becomes IPv4.
 func PrefixOf(n net.IPNet) netip.Prefix {
 	addr, _ := netip.AddrFromSlice(n.IP)

@@ -148,9 +148,7 @@ func Addresses(handle *netlink.Handle, device netlink.Link) ([]netip.Prefix, err
 	}
 	var all []netip.Prefix
 	for _, a := range found {
-		addr, _ := netip.AddrFromSlice(a.IP)
-		bits, _ := a.Mask.Size()
-		all = append(all, netip.PrefixFrom(addr.Unmap(), bits))
+		all = append(all, PrefixOf(*a.IPNet))
 	}
 	return all, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
@@ -75,16 +76,16 @@ func (h *Host) Look() (facts desired.Host, have *Present, err error) {
 	}
 	addresses := map[int][]netip.Prefix{}
 	for _, address := range all {
-		if prefix := prefixOf(address); !prefix.Addr().IsLinkLocalUnicast() && !prefix.Addr().IsLoopback() {
+		if prefix := link.PrefixOf(*address.IPNet); !prefix.Addr().IsLinkLocalUnicast() && !prefix.Addr().IsLoopback() {
 			addresses[address.LinkIndex] = append(addresses[address.LinkIndex], prefix)
 		}
 	}
 	have = &Present{}
-	for _, link := range links {
-		attrs := link.Attrs()
+	for _, device := range links {
+		attrs := device.Attrs()
 		switch {
 		case attrs.Alias == alias, attrs.Name == h.device && (have.Device == nil || !have.Device.Ours):
-			have.Device = deviceOf(link, addresses[attrs.Index])
+			have.Device = deviceOf(device, addresses[attrs.Index])
 		case isExternal(attrs) && len(addresses[attrs.Index]) > 0:
 			facts.Links = append(facts.Links, linkOf(attrs, addresses[attrs.Index]))
 		}
@@ -123,12 +124,6 @@ func deviceOf(link netlink.Link, addresses []netip.Prefix) *Device {
 		d.External, d.Port = vxlan.FlowBased, vxlan.Port
 	}
 	return d
-}
-
-func prefixOf(address netlink.Addr) netip.Prefix {
-	addr, _ := netip.AddrFromSlice(address.IP)
-	bits, _ := address.Mask.Size()
-	return netip.PrefixFrom(addr.Unmap(), bits)
 }
 
 // Apply makes changes. It writes the map of nodes after it deletes routes and before it adds others: otherwise packets to
