@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -30,17 +29,10 @@ func containerName(a maps.Attachment, owner string) string {
 	return strings.Join([]string{a.Network, a.ContainerID, a.IfName}, "/")
 }
 
-// listAttachments lists all attachments with their names. What cannot be read is missing, and in the error.
-func listAttachments(dirs directories) ([]*admin.Attachment, error) {
-	all, err := admin.Attachments(dirs.data)
-	containers.Name(context.Background(), all, dirs.cache)
-	return all, err
-}
-
 // attachments lists all attachments, or those that the CONTAINERs in words mean. What cannot be read is
 // missing, and in the error; the list is nil where there is nothing to print.
 func (o *containerOptions) attachments() ([]*admin.Attachment, error) {
-	all, err := listAttachments(o.dirs)
+	all, err := containers.Attachments(o.dirs.data, o.dirs.cache)
 	if all == nil || len(o.words) == 0 {
 		return all, err
 	}
@@ -127,7 +119,7 @@ func completeContainers(dirs *directories, maximum int) cobra.CompletionFunc {
 	return func(_ *cobra.Command, words []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		var names []string
 		if len(words) < maximum {
-			attachments, _ := listAttachments(*dirs) // what can be read
+			attachments, _ := containers.Attachments(dirs.data, dirs.cache) // what can be read
 			for _, a := range attachments {
 				names = append(append(names, a.ContainerID, a.Name, containerName(a.Attachment, a.Owner)), a.Aliases...)
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
@@ -93,7 +94,7 @@ var flowOrders = map[string]func(admin.Flow) *float64{
 }
 
 func (o *flowOptions) list() ([]admin.Flow, error) {
-	attachments, errAttachments := listAttachments(o.dirs)
+	attachments, errAttachments := containers.Attachments(o.dirs.data, o.dirs.cache)
 	if attachments == nil {
 		return nil, errAttachments
 	}

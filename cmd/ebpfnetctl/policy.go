@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
@@ -38,7 +39,7 @@ it. Rules of ingressPolicy have no place.
 }
 
 func printPolicies(p *output.Printer, o *containerOptions) error {
-	all, errAll := listAttachments(o.dirs)
+	all, errAll := containers.Attachments(o.dirs.data, o.dirs.cache)
 	if all == nil {
 		return errAll
 	}

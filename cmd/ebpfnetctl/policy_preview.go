@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
@@ -132,7 +133,7 @@ type addConnection func(protocol maps.Protocol, pod, peer netip.AddrPort, isEgre
 
 // connections lists both directions of connections, as far as they are of containers of this host with another peer.
 func (o *previewOptions) connections() ([]known, error) {
-	attachments, err := listAttachments(o.dirs)
+	attachments, err := containers.Attachments(o.dirs.data, o.dirs.cache)
 	if attachments == nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
@@ -76,7 +77,7 @@ func idOf(filter maps.Attachment, dirs directories) (string, error) {
 	if filter.ContainerID == "" {
 		return "", nil
 	}
-	attachments, _ := listAttachments(dirs) // what can be read
+	attachments, _ := containers.Attachments(dirs.data, dirs.cache) // what can be read
 	attachments = slices.DeleteFunc(attachments, func(a *admin.Attachment) bool { return a.Network != filter.Network })
 	found, err := findContainer(attachments, filter.ContainerID)
 	if errors.Is(err, admin.ErrNoAttachment) {
@@ -98,7 +99,7 @@ func completeSettings(dirs *directories) cobra.CompletionFunc {
 			}
 			return completionsOf(names, begun), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 		}
-		attachments, _ := listAttachments(*dirs) // what can be read
+		attachments, _ := containers.Attachments(dirs.data, dirs.cache) // what can be read
 		for _, a := range attachments {
 			names = append(names, a.Network, containerName(a.Attachment, a.Owner))
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/trace"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
@@ -121,7 +122,7 @@ func parseTrace(command string, words []string, dirs directories, o *trace.Optio
 	if defaults := map[string]uint16{"tcp": 80, "udp": 53}; toPort == 0 {
 		o.ToPort = defaults[protocol]
 	}
-	attachments, err = listAttachments(dirs)
+	attachments, err = containers.Attachments(dirs.data, dirs.cache)
 	if attachments == nil {
 		return nil, err
 	}

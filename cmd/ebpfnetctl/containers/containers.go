@@ -26,12 +26,18 @@ const DefaultCacheDir = "/var/lib/cni"
 // containerdTimeout bounds the wait for containerd, for all containers together.
 const containerdTimeout = 2 * time.Second
 
-// Name completes attachments with the names of their containers. An attachment whose name is not found has none.
-func Name(ctx context.Context, attachments []*admin.Attachment, cacheDir string) {
-	names := Names(ctx, cacheDir)
-	for _, a := range attachments {
+// Attachments lists all attachments with their containers' names, as far as they are found. dataDir is the directory of
+// the records. What cannot be read is missing, and in the error.
+func Attachments(dataDir, cacheDir string) ([]*admin.Attachment, error) {
+	all, err := admin.Attachments(dataDir)
+	if all == nil {
+		return nil, err
+	}
+	names := Names(context.Background(), cacheDir)
+	for _, a := range all {
 		a.Name = names[a.ContainerID]
 	}
+	return all, err
 }
 
 // Names returns the names of all containers in libcni's cache, by their IDs.

@@ -5,9 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
 
 // cached is a file of libcni's cache.
@@ -18,7 +15,7 @@ const fakeCtr = `#!/bin/sh
 echo '{"ID": "4f4f", "Labels": {"nerdctl/name": "web", "nerdctl/namespace": "default"}}'
 `
 
-func TestName(t *testing.T) {
+func TestNames(t *testing.T) {
 	bin := t.TempDir()
 	if err := os.WriteFile(filepath.Join(bin, "ctr"), []byte(fakeCtr), 0o755); err != nil {
 		t.Fatal(err)
@@ -46,11 +43,8 @@ func TestName(t *testing.T) {
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			a := &admin.Attachment{Named: admin.Named{Attachment: maps.Attachment{Network: "pods", ContainerID: test.id, IfName: "eth0"}}}
-			other := &admin.Attachment{Named: admin.Named{Attachment: maps.Attachment{Network: "pods", ContainerID: "other", IfName: "eth0"}}}
-			Name(t.Context(), []*admin.Attachment{a, other}, cache)
-			if a.Name != test.want || other.Name != "" {
-				t.Errorf("got %q, and %q for another container; want %q and none", a.Name, other.Name, test.want)
+			if got := Names(t.Context(), cache)[test.id]; got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
 	}

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -55,9 +54,8 @@ func newHost(options Options) (*host, error) {
 	if h.datapath, h.errDatapath = loader.OpenLoaded(); h.errDatapath == nil {
 		h.admin, h.errAttached = admin.Open(loader.OpenLoaded, options.DataDir)
 		var errList error
-		h.attachments, errList = admin.Attachments(options.DataDir)
+		h.attachments, errList = containers.Attachments(options.DataDir, options.CacheDir)
 		h.errAttached = errors.Join(h.errAttached, errList)
-		containers.Name(context.Background(), h.attachments, options.CacheDir)
 	}
 	h.runtimes, h.errRuntimes = h.Find()
 	for _, r := range h.runtimes {

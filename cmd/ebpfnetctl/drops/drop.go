@@ -2,7 +2,6 @@ package drops
 
 import (
 	"cmp"
-	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -91,12 +90,11 @@ func (d *Describer) readContainers() error {
 	if time.Since(d.read) < time.Second {
 		return nil
 	}
-	attachments, err := admin.Attachments(d.DataDir)
+	attachments, err := containers.Attachments(d.DataDir, d.CacheDir)
 	if attachments == nil {
 		return err
 	}
 	d.read = time.Now()
-	containers.Name(context.Background(), attachments, d.CacheDir)
 	d.byOwner, d.byAddr, d.devices = admin.ByOwner(attachments), admin.ByAddress(attachments), map[uint32]device{}
 	return nil
 }
