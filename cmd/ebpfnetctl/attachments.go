@@ -32,7 +32,7 @@ labels from the runtime.`,
 // printAttachments prints the connected containers, or all of one as YAML. What cannot be read is missing from the list,
 // and in the error.
 func printAttachments(p *output.Printer, o *containerOptions) error {
-	attachments, err := o.attachments()
+	_, attachments, err := o.attachments()
 	if attachments == nil {
 		return err
 	}

@@ -29,15 +29,15 @@ func containerName(a maps.Attachment, owner string) string {
 	return strings.Join([]string{a.Network, a.ContainerID, a.IfName}, "/")
 }
 
-// attachments lists all attachments, or those that the CONTAINERs in words mean. What cannot be read is
-// missing, and in the error; the list is nil where there is nothing to print.
-func (o *containerOptions) attachments() ([]*admin.Attachment, error) {
-	all, err := containers.Attachments(o.dirs.data, o.dirs.cache)
+// attachments lists all attachments, and those that the CONTAINERs in words mean: without words, all. What cannot be
+// read is missing, and in the error; chosen is nil where there is nothing to print.
+func (o *containerOptions) attachments() (all, chosen []*admin.Attachment, err error) {
+	all, err = containers.Attachments(o.dirs.data, o.dirs.cache)
 	if all == nil || len(o.words) == 0 {
-		return all, err
+		return all, all, err
 	}
-	found, notFound := findContainers(all, o.words)
-	return found, errors.Join(err, notFound)
+	chosen, errFind := findContainers(all, o.words)
+	return all, chosen, errors.Join(err, errFind)
 }
 
 func findContainers(all []*admin.Attachment, words []string) (found []*admin.Attachment, err error) {

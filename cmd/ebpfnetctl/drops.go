@@ -79,7 +79,7 @@ func (o dropOptions) check(cmd *cobra.Command) error {
 }
 
 func countDrops(p *output.Printer, o dropOptions) error {
-	attachments, errAttachments := o.attachments()
+	_, attachments, errAttachments := o.attachments()
 	if attachments == nil {
 		return errAttachments
 	}

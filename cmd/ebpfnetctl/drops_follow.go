@@ -77,7 +77,7 @@ func (f *follower) filter() (filter drops.Filter, err error) {
 	if len(f.options.words) == 0 {
 		return filter, nil
 	}
-	attachments, err := f.options.attachments()
+	_, attachments, err := f.options.attachments()
 	if attachments == nil {
 		return filter, err
 	}

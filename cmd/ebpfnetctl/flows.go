@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 )
@@ -94,17 +93,14 @@ var flowOrders = map[string]func(admin.Flow) *float64{
 }
 
 func (o *flowOptions) list() ([]admin.Flow, error) {
-	attachments, errAttachments := containers.Attachments(o.dirs.data, o.dirs.cache)
-	if attachments == nil {
+	all, chosen, errAttachments := o.attachments()
+	if chosen == nil {
 		return nil, errAttachments
 	}
-	if len(o.words) > 0 {
-		var err error
-		if o.filter.Containers, err = findContainer(attachments, o.words[0]); err != nil {
-			return nil, errors.Join(errAttachments, err)
-		}
+	if len(o.words) > 0 { // else also connections of the host
+		o.filter.Containers = chosen
 	}
-	list, err := admin.Flows(attachments, o.filter)
+	list, err := admin.Flows(all, o.filter)
 	if key := flowOrders[o.order]; key != nil {
 		slices.SortStableFunc(list, func(a, b admin.Flow) int { return cmp.Compare(orNever(key(b)), orNever(key(a))) })
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
@@ -39,16 +38,9 @@ it. Rules of ingressPolicy have no place.
 }
 
 func printPolicies(p *output.Printer, o *containerOptions) error {
-	all, errAll := containers.Attachments(o.dirs.data, o.dirs.cache)
-	if all == nil {
-		return errAll
-	}
-	shown := all
-	if len(o.words) > 0 {
-		var err error
-		if shown, err = findContainers(all, o.words); err != nil {
-			return errors.Join(errAll, err)
-		}
+	all, shown, errAttachments := o.attachments()
+	if shown == nil {
+		return errAttachments
 	}
 	datapath, err := loader.OpenLoaded()
 	if err != nil {
@@ -60,14 +52,14 @@ func printPolicies(p *output.Printer, o *containerOptions) error {
 		policies = slices.DeleteFunc(policies, func(p admin.Policy) bool { return p.Mode == "" })
 	}
 	if p.ForPrograms() || p.Format == output.Name {
-		return errors.Join(errAll, err, policyNames.Print(p, policies))
+		return errors.Join(errAttachments, err, policyNames.Print(p, policies))
 	}
 	rows := []policyRow{}
 	for _, its := range policies {
 		rows = append(append(rows, rowsOf(its, "ingress", its.Ingress)...), rowsOf(its, "egress", its.Egress)...)
 	}
 	policyTable.PrintRows(p, rows)
-	return errors.Join(errAll, err)
+	return errors.Join(errAttachments, err)
 }
 
 // policyNames prints policies for programs.

@@ -31,7 +31,7 @@ forward TO, and the container. * is any IPv4 address of the host, [*] any IPv6
 address.`,
 		Example: "  ebpfnetctl ports\n  ebpfnetctl ports web -o name",
 	}, func(_ *cobra.Command, p *output.Printer) error {
-		attachments, err := o.attachments()
+		_, attachments, err := o.attachments()
 		if attachments == nil {
 			return err
 		}

@@ -52,7 +52,7 @@ func top(ctx context.Context, p *output.Printer, o *topOptions) error {
 	if o.interval < shortest || o.interval > longest {
 		return usageError{fmt.Errorf("top: --interval %s: expected %s to %s", o.interval, shortest, longest)}
 	}
-	attachments, err := o.attachments()
+	_, attachments, err := o.attachments()
 	if attachments == nil {
 		return err
 	}
