@@ -3,7 +3,6 @@
 package runtimes
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -137,13 +136,8 @@ func readList(path string) (*libcni.NetworkConfigList, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w (a list belongs in a file that ends in .conflist)", err)
 	}
-	list, err := json.Marshal(map[string]any{
-		"cniVersion": single.Network.CNIVersion, "name": single.Network.Name, "plugins": []json.RawMessage{text},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return libcni.NetworkConfFromBytes(list)
+	//lint:ignore SA1019 runtimes still read single configurations, by this function
+	return libcni.ConfListFromConf(single)
 }
 
 // Takes returns the file that the runtime takes, which need not be valid, or nil.
