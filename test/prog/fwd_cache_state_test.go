@@ -102,10 +102,13 @@ func TestForwardingCacheTracksTranslated(t *testing.T) {
 						if err = errors.Join(err, passErr, flowsErr); err != nil {
 							return fmt.Errorf("segment %d: %w", i, err)
 						}
+						if len(all) != 1 {
+							return fmt.Errorf("segment %d: got %d flows, want 1", i, len(all))
+						}
 						for key, flow := range all {
-							if len(all) != 1 || flow.State != seg.state || flow.Flags != seg.flags || cached != seg.cached {
-								return fmt.Errorf("segment %d of %d flows: state %d with flags %#x, cached %v; want %d with %#x, %v",
-									i, len(all), flow.State, flow.Flags, cached, seg.state, seg.flags, seg.cached)
+							if flow.State != seg.state || flow.Flags != seg.flags || cached != seg.cached {
+								return fmt.Errorf("segment %d: state %d with flags %#x, cached %v; want %d with %#x, %v",
+									i, flow.State, flow.Flags, cached, seg.state, seg.flags, seg.cached)
 							}
 							if key.Kind == bpf.FlowSNAT {
 								s.star = key.LocalPort
