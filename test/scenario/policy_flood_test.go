@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	cnitypes "github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -106,9 +107,14 @@ func TestPolicyFullMaps(t *testing.T) {
 				testenv.Must(t, err)
 			})
 			defer filled.Close()
-			used := uint32(0)
-			for filled.Put(tc.key(used), tc.value) == nil { // until it is full
-				used++
+			used, errFull := uint32(0), error(nil)
+			for errFull == nil {
+				if errFull = filled.Put(tc.key(used), tc.value); errFull == nil {
+					used++
+				}
+			}
+			if used == 0 || !errors.Is(errFull, unix.E2BIG) && !errors.Is(errFull, unix.ENOSPC) {
+				t.Fatalf("filling the map: got %v after %d entries, want it full", errFull, used)
 			}
 			unused++
 			for _, prefix := range []int{unused, 24} { // DEL of the latter removes rule sets without a policy
