@@ -241,6 +241,9 @@ func TestConntrackSeesResets(t *testing.T) {
 					client, server := connectPair(t, p.path)
 					opener := at(p.clientAddr, plain(client.LocalAddr()).Port())
 					usesBeforeQuiet["requests"](t, client, server)
+					if n.tracked(t, opener) == nil {
+						t.Fatalf("conntrack has no entry for %s", opener)
+					}
 					end := []net.Conn{client, server}[i].(*net.TCPConn)
 					testenv.Must(t, errors.Join(end.SetLinger(0), end.Close()))
 					testenv.Eventually(t, "conntrack to see the reset of "+opener.String(), func() error {
