@@ -193,7 +193,11 @@ func TestPolicyOfManyConnections(t *testing.T) {
 		for _, ns := range []*testenv.Namespace{pod.Namespace, a.Namespace, n.Outside} {
 			text, err := ns.Run(testenv.Context(t), "nft", "list", "table", "inet", "seen")
 			testenv.Must(t, err)
-			for _, match := range counted.FindAllStringSubmatch(text, -1) {
+			matches := counted.FindAllStringSubmatch(text, -1)
+			if len(matches) != 2 {
+				t.Fatalf("counters: %s", text)
+			}
+			for _, match := range matches {
 				if match[1] != "0" {
 					t.Errorf("%s has got packets of connections that the policy does not admit: %s", ns.Name, text)
 				}
