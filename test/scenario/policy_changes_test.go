@@ -67,13 +67,15 @@ func TestPolicyChanges(t *testing.T) {
 		}
 		for _, step := range []struct {
 			policy string
-			ends   string // the end of the connections' names
+			ends   string // the beginning of the connections' names
+			reason maps.Reason
 		}{
 			{`{"ingress": [{"from": [{"sameNetwork": true}, {"cidr": "192.0.2.0/24"}, {"cidr": "2001:db8:1::/64"}], "ports": [{"port": 80}, {"protocol": "udp", "port": 80}]}],
-				"egress": [{"ports": [{"port": 80}, {"protocol": "udp", "port": 80}]}]}`, ""},
-			{`{"ingress": [], "egress": [{}]}`, "accepted from"},
-			{`{"ingress": [], "egress": [{"to": [{"sameNetwork": true}]}]}`, "opened to outside"},
+				"egress": [{"ports": [{"port": 80}, {"protocol": "udp", "port": 80}]}]}`, "", 0},
+			{`{"ingress": [], "egress": [{}]}`, "accepted from", reasonPolicy},
+			{`{"ingress": [], "egress": [{"to": [{"sameNetwork": true}]}]}`, "opened to outside", reasonPolicyEgress},
 		} {
+			acknowledged(t, pod.Namespace, a.Namespace, n.Outside)
 			n.setPolicy(t, pod, step.policy)
 			for name, client := range clients {
 				if step.ends == "" || name[:min(len(name), len(step.ends))] != step.ends {
@@ -83,7 +85,7 @@ func TestPolicyChanges(t *testing.T) {
 					continue
 				}
 				delete(clients, name)
-				n.wantSilence(t, pod, client, name)
+				n.wantEnded(t, name, client, pod, step.reason)
 			}
 		}
 		n.ctl(t, "set", "pods/pod", "policy=none")
@@ -100,30 +102,6 @@ func TestPolicyChanges(t *testing.T) {
 func askOnce(t *testing.T, client *testenv.Client) error {
 	_, err := client.Ask(testenv.Context(t), "hello")
 	return err
-}
-
-// wantSilence asks over a connection of a pod, and wants a drop by its policy, and no reply.
-func (n *network) wantSilence(t *testing.T, pod *testenv.Pod, client *testenv.Client, name string) {
-	t.Helper()
-	drops := func() uint64 {
-		counts := n.dropsOf(t, pod)
-		return counts[reasonPolicy] + counts[reasonPolicyEgress]
-	}
-	before := drops()
-	ctx, stop := context.WithCancel(testenv.Context(t))
-	defer stop()
-	done := make(chan error, 1)
-	go func() { _, err := client.Ask(ctx, "still there?"); done <- err }()
-	testenv.Eventually(t, name+" to end", func() error {
-		if len(done) == 0 && drops() == before {
-			return errNothing
-		}
-		return nil
-	})
-	stop()
-	if err := <-done; err == nil {
-		t.Errorf("%s: got a reply, want none", name)
-	}
 }
 
 // A pod has 1,000 connections of both directions when it gets a policy, which admits half of them. These live on. Of the others,

@@ -24,7 +24,7 @@ func TestIsolationEndsConnections(t *testing.T) {
 		forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 			victim, attacker, client := n.attack(t, f, protocol)
 			n.isolate(t, victim)
-			n.wantEnded(t, client, victim)
+			n.wantEnded(t, "request after the isolation", client, victim, reasonPolicy)
 			serve(t, attacker.Namespace, protocol, at(f.Pod(attacker), 82))
 			reachUntranslated(t, victim.Namespace, protocol, at(f.Pod(attacker), 82), attacker.Namespace)
 		})
@@ -45,7 +45,7 @@ func TestIsolationEndsLastConnection(t *testing.T) {
 		testenv.Must(t, errors.Join(err, listener.Close()))
 		defer conn.Close()
 		n.isolate(t, victim)
-		n.wantEnded(t, client, victim)
+		n.wantEnded(t, "request after the isolation", client, victim, reasonPolicy)
 	}
 }
 
@@ -68,7 +68,7 @@ func TestIsolationEndsRetransmission(t *testing.T) {
 					t.Fatal("the attacker is not deaf")
 				}
 				run(t, attacker, "nft", "delete table inet deaf")
-				n.wantEnded(t, client, victim)
+				n.wantEnded(t, "request after the isolation", client, victim, reasonPolicy)
 			})
 		}
 	})
@@ -82,23 +82,27 @@ func (n *network) attack(t *testing.T, f testenv.Family, protocol string) (victi
 	client = connect(t, attacker.Namespace, protocol, netip.AddrPort{}, serve(t, victim.Namespace, protocol, at(f.Pod(victim), 80)))
 	t.Cleanup(func() { client.Close() })
 	askOften(t, client, victim.Namespace)
-	acknowledged(t, victim)
+	acknowledged(t, victim.Namespace)
 	return victim, attacker, client
 }
 
-// acknowledged waits until a pod's peers have acknowledged all that it has sent by TCP, so that no late ACK is the first packet
-// that new rules drop.
-func acknowledged(t *testing.T, pod *testenv.Pod) {
+// acknowledged waits until the peers have acknowledged all that the namespaces have sent by TCP, so that no late ACK is the first
+// packet that new rules drop.
+func acknowledged(t *testing.T, namespaces ...*testenv.Namespace) {
 	t.Helper()
-	testenv.Eventually(t, pod.Name+"'s peers to acknowledge its data", func() error {
-		for line := range strings.Lines(run(t, pod, "cat", "/proc/self/net/tcp", "/proc/self/net/tcp6")) {
-			const established = "01"
-			if fields := strings.Fields(line); fields[3] == established && !strings.HasPrefix(fields[4], "00000000:") {
-				return fmt.Errorf("not acknowledged: %s", line)
+	for _, ns := range namespaces {
+		testenv.Eventually(t, ns.Name+"'s peers to acknowledge its data", func() error {
+			text, err := ns.Run(testenv.Context(t), "cat", "/proc/self/net/tcp", "/proc/self/net/tcp6")
+			testenv.Must(t, err)
+			for line := range strings.Lines(text) {
+				const established = "01"
+				if fields := strings.Fields(line); fields[3] == established && !strings.HasPrefix(fields[4], "00000000:") {
+					return fmt.Errorf("not acknowledged: %s", line)
+				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
+	}
 }
 
 // isolate isolates a pod that runs.
@@ -107,15 +111,15 @@ func (n *network) isolate(t *testing.T, pod *testenv.Pod) {
 	n.ctl(t, "set", "pods/"+pod.Conf.ContainerID, "ingressPolicy=isolated")
 }
 
-// wantEnded asks over an attacker's connection, and wants that the policy drops that, and no reply.
-func (n *network) wantEnded(t *testing.T, client *testenv.Client, victim *testenv.Pod) {
+// wantEnded asks over a connection from or to a pod, and wants that its policy drops that, with the reason, and no reply.
+func (n *network) wantEnded(t *testing.T, name string, client *testenv.Client, pod *testenv.Pod, reason maps.Reason) {
 	t.Helper()
-	err := n.asksInVain(t, "request after the isolation", victim, reasonPolicy, func(ctx context.Context) error {
+	err := n.asksInVain(t, name, pod, reason, func(ctx context.Context) error {
 		_, err := client.Ask(ctx, "still there?")
 		return err
 	})
 	if !errors.Is(err, context.Canceled) && !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("request after the isolation: got %v, want no response or a RST", err)
+		t.Errorf("%s: got %v, want no response or a RST", name, err)
 	}
 }
 

@@ -136,7 +136,7 @@ func TestPolicyFullMaps(t *testing.T) {
 				client := connect(t, other.Namespace, "tcp", netip.AddrPort{}, serve(t, free.Namespace, "tcp", at(f.Pod(free), 80)))
 				defer client.Close()
 				n.isolate(t, other)
-				n.wantEnded(t, client, other)
+				n.wantEnded(t, "request after the isolation", client, other, reasonPolicy)
 			}
 			del(t, other)
 			for i := range used {

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -289,17 +290,19 @@ func TestPolicyOfOffloadedServices(t *testing.T) {
 		for _, row := range []struct {
 			pod           *testenv.Pod
 			admits, after string
+			reason        maps.Reason
 		}{
-			{web, `{"ingress": [{"from": [{"sameNetwork": true}], ` + ports + `}], "egress": []}`, `{"ingress": []}`},
-			{a, `{"egress": [{"to": [{"sameNetwork": true}], ` + ports + `}], "ingress": []}`, `{"egress": [{"to": [{"cidr": "172.30.0.0/16"}, {"cidr": "fd00:30::/32"}]}]}`},
+			{web, `{"ingress": [{"from": [{"sameNetwork": true}], ` + ports + `}], "egress": []}`, `{"ingress": []}`, reasonPolicy},
+			{a, `{"egress": [{"to": [{"sameNetwork": true}], ` + ports + `}], "ingress": []}`, `{"egress": [{"to": [{"cidr": "172.30.0.0/16"}, {"cidr": "fd00:30::/32"}]}]}`, reasonPolicyEgress},
 		} {
 			client := connect(t, a.Namespace, protocol, netip.AddrPort{}, at(serviceAddrs[f.Name], 80))
 			defer client.Close()
 			n.eventuallyOffloads(t, f, client, web.Namespace)
 			n.setPolicy(t, row.pod, row.admits)
 			n.eventuallyOffloads(t, f, client, web.Namespace)
+			acknowledged(t, a.Namespace, web.Namespace)
 			n.setPolicy(t, row.pod, row.after)
-			n.wantSilence(t, row.pod, client, row.after)
+			n.wantEnded(t, row.after, client, row.pod, row.reason)
 			n.setPolicy(t, row.pod, `{"ingress": [{}], "egress": [{}]}`)
 		}
 	})

@@ -108,7 +108,8 @@ func TestPolicyOfNodePorts(t *testing.T) {
 		running := connect(t, n.Outside, protocol, netip.AddrPort{}, at(f.Node, nodePort))
 		defer running.Close()
 		n.eventuallyOffloads(t, f, running, web.Namespace)
+		acknowledged(t, n.Outside, web.Namespace)
 		n.setPolicy(t, web, others)
-		n.wantSilence(t, web, running, others)
+		n.wantEnded(t, others, running, web, reasonPolicy)
 	})
 }
