@@ -44,8 +44,7 @@ func TestNetworkPolicy(t *testing.T) {
 	stopped, kept := web.connect(testenv.IPv4, other), web.connect(testenv.IPv6, client)
 	web.wantPreview("client", "", stopped.Local().String(), kept.Local().String())
 	admit := policyOf("client")
-	c.api.Set(admit)
-	web.wantEnded(stopped)
+	web.wantEnded(stopped, bpf.ReasonPolicyIngress, func() { c.api.Set(admit) })
 	c.wantNoLoss("a pod that gets its first policy", toWeb4, toWeb6)
 	if _, err := kept.Ask(testenv.Context(t), "replies?"); err != nil {
 		t.Errorf("a connection that the policy admits: %v", err)
@@ -80,8 +79,7 @@ func TestNetworkPolicy(t *testing.T) {
 
 	// A peer gets other labels.
 	running := web.connect(testenv.IPv6, client)
-	c.putPod(client, client.pod, "other")
-	web.wantEnded(running)
+	web.wantEnded(running, bpf.ReasonPolicyIngress, func() { c.putPod(client, client.pod, "other") })
 	web.wantDenied(testenv.IPv4, bpf.ReasonPolicyIngress, client.pod, second)
 	c.putPod(other, other.pod, "client")
 	eventually(t, "a peer to be admitted by its new label", func() error { return ask(t, other.pod.Namespace, testenv.IPv4, second) })
@@ -177,6 +175,22 @@ func (n *node) wantDenied(f testenv.Family, reason bpf.Reason, from, to *testenv
 	})
 }
 
+// eventuallyDenied waits until there is no answer, but a drop for a reason on this node.
+func (n *node) eventuallyDenied(what string, f testenv.Family, reason bpf.Reason, from, to *testenv.Pod) {
+	n.t.Helper()
+	eventually(n.t, what, func() error {
+		before := n.drops(reason)
+		err := ask(n.t, from.Namespace, f, to)
+		if err == nil {
+			return errors.New("got an answer")
+		}
+		if n.drops(reason) == before {
+			return fmt.Errorf("no drop for %v: %w", maps.Reason(reason), err)
+		}
+		return nil
+	})
+}
+
 // wantState waits for the agent's state to have a key, and not another one.
 func (n *node) wantState(key, none string) {
 	n.t.Helper()
@@ -202,14 +216,20 @@ func (n *node) connect(f testenv.Family, from *node) *testenv.Client {
 	return client
 }
 
-// wantEnded asks by a connection until there is no answer.
-func (n *node) wantEnded(client *testenv.Client) {
+// wantEnded asks by a connection, from when the change is made, until there is no answer, but a drop for a reason on this node.
+func (n *node) wantEnded(client *testenv.Client, reason bpf.Reason, change func()) {
 	n.t.Helper()
+	before := n.drops(reason)
+	change()
 	eventually(n.t, "a connection that is no longer admitted to end", func() error {
 		ctx, stop := context.WithTimeout(testenv.Context(n.t), patience)
 		defer stop()
-		if reply, err := client.Ask(ctx, "still there?"); err == nil {
+		reply, err := client.Ask(ctx, "still there?")
+		if err == nil {
 			return fmt.Errorf("got %+v", reply)
+		}
+		if n.drops(reason) == before {
+			return fmt.Errorf("no drop for %v: %w", maps.Reason(reason), err)
 		}
 		return nil
 	})
@@ -291,12 +311,7 @@ func TestHostilePolicies(t *testing.T) {
 		}
 		c.api.Set(policy)
 		web.awaitLog(test.log)
-		eventually(t, "the policy to close its pod", func() error {
-			if ask(t, client.pod.Namespace, testenv.IPv6, web.pod) == nil {
-				return errors.New("got an answer")
-			}
-			return nil
-		})
+		web.eventuallyDenied("the policy to close its pod", testenv.IPv6, bpf.ReasonPolicyIngress, client.pod, web.pod)
 		for _, f := range testenv.Families {
 			web.wantDenied(f, bpf.ReasonPolicyIngress, client.pod, web.pod)
 			web.wantAdmitted(f, web.Namespace, web.pod)

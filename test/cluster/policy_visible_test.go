@@ -69,14 +69,8 @@ func (c *cluster) wantAuditMode(pod *testenv.Pod) {
 	}
 	audited := web.connect(testenv.IPv4, client)
 	shop.Annotations = nil
-	c.api.Set(shop)
-	web.wantEnded(audited)
-	eventually(c, "the end of audit mode", func() error {
-		if ask(c, client.pod.Namespace, testenv.IPv6, pod) == nil {
-			return errors.New("it passes")
-		}
-		return nil
-	})
+	web.wantEnded(audited, bpf.ReasonPolicyIngress, func() { c.api.Set(shop) })
+	web.eventuallyDenied("the end of audit mode", testenv.IPv6, bpf.ReasonPolicyIngress, client.pod, pod)
 }
 
 // wantTiers has a ClusterNetworkPolicy deny what the policy admits, and accept what it does not, from when its definition is
@@ -100,8 +94,9 @@ func (c *cluster) wantTiers(pod *testenv.Pod) {
 	if turns := web.preview("", 3, "-f", web.fileOf(tiers)); !slices.Contains(turns, want) {
 		c.Errorf("preview: got %+v, want %+v", turns, want)
 	}
-	c.api.Set(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "clusternetworkpolicies.policy.networking.k8s.io"}}, tiers)
-	web.wantEnded(running)
+	web.wantEnded(running, bpf.ReasonPolicyIngress, func() {
+		c.api.Set(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "clusternetworkpolicies.policy.networking.k8s.io"}}, tiers)
+	})
 	for _, f := range testenv.Families {
 		web.wantDenied(f, bpf.ReasonPolicyIngress, other.pod, pod)
 		web.wantAdmitted(f, client.pod.Namespace, pod)
