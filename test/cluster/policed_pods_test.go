@@ -17,6 +17,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
@@ -147,6 +148,7 @@ func (p *policed) addPod(agent string, number int) {
 		}
 		server.Close()
 	}
+	p.awaitDenied(pod)
 	stop()
 	want := len(p.friends) * syns
 	if got, forbidden := p.counts(pod.Namespace); forbidden > 0 || isSteady && got != want {
@@ -155,6 +157,30 @@ func (p *policed) addPod(agent string, number int) {
 	testenv.Must(p, pod.Del(testenv.Context(p)))
 	p.api.Unset(object)
 	testenv.Must(p, pod.Close())
+}
+
+// awaitDenied waits until packets of both directions have been dropped by a pod's rules: what is forbidden has come as far.
+func (p *policed) awaitDenied(pod *testenv.Pod) {
+	p.Helper()
+	owner := maps.Attachment{Network: p.node.runtime.Network(), ContainerID: pod.Conf.ContainerID, IfName: pod.Conf.IfName}.Owner()
+	eventually(p, "drops by the rules of "+pod.Name, func() (err error) {
+		dropped := map[maps.Reason]uint64{}
+		p.node.withDatapath(func(dp *loader.Datapath) error {
+			all, errDrops := maps.Drops(dp)
+			for _, drop := range all {
+				if drop.Owner == owner {
+					dropped[drop.Reason] += drop.Packets
+				}
+			}
+			return errDrops
+		})
+		for _, reason := range []bpf.Reason{bpf.ReasonPolicyIngress, bpf.ReasonPolicyEgress} {
+			if dropped[maps.Reason(reason)] == 0 {
+				err = fmt.Errorf("got %v, want some for %v", dropped, maps.Reason(reason))
+			}
+		}
+		return err
+	})
 }
 
 // syns are those that a friend sends and receives for each pod, unless one is lost: one of each family and direction.
@@ -277,7 +303,11 @@ func (p *policed) counts(ns *testenv.Namespace) (syns, forbidden int) {
 	p.Helper()
 	text, err := ns.Run(testenv.Context(p), "nft", "list", "table", "inet", "seen")
 	testenv.Must(p, err)
-	for _, match := range counters.FindAllStringSubmatch(text, -1) {
+	matches := counters.FindAllStringSubmatch(text, -1)
+	if len(matches) != 3 {
+		p.Fatalf("counters: %s", text)
+	}
+	for _, match := range matches {
 		packets, err := strconv.Atoi(match[2])
 		testenv.Must(p, err)
 		if match[1] == "udp" {
@@ -292,11 +322,7 @@ func (p *policed) counts(ns *testenv.Namespace) (syns, forbidden int) {
 // send sends datagrams until ctx ends, also while there is no route.
 func send(ctx context.Context, tb testenv.TB, ns *testenv.Namespace, to netip.AddrPort) {
 	tb.Helper()
-	local := netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
-	if to.Addr().Is4() {
-		local = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-	}
-	conn, err := ns.ListenPacket(ctx, local)
+	conn, err := ns.ListenPacket(ctx, netip.AddrPortFrom(testenv.Unspecified(to.Addr()), 0))
 	testenv.Must(tb, err)
 	go func() {
 		defer conn.Close()

@@ -73,6 +73,12 @@ func TestPolicyFromTheFirstPacket(t *testing.T) {
 				conn.Close()
 			}
 		}
+		testenv.Eventually(t, "the pod's rules to drop packets of both directions", func() error {
+			if drops := n.dropsOf(t, pod); drops[reasonPolicy] == 0 || drops[reasonPolicyEgress] == 0 {
+				return fmt.Errorf("got %v", drops)
+			}
+			return nil
+		})
 		inside, outside := seen(t, pod.Namespace), seen(t, n.Outside)
 		if lost := outside.sent - before.sent - inside.received; lost != 0 {
 			t.Errorf("%d of the %d SYNs to pod %d are lost", lost, outside.sent-before.sent, i)
