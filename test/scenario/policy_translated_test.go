@@ -232,6 +232,13 @@ func TestPolicyOfSecondInterfaceAndReusedPort(t *testing.T) {
 		serve(t, stranger.Namespace, "tcp", at(f.Pod(stranger), 80))
 		server := serve(t, friend.Namespace, "tcp", at(f.Pod(friend), 80))
 		n.wantProbe(t, "tcp80", friend.Namespace, pod.Namespace, f.Pod(pod), pod, false, reasonPolicy)
+		for _, from := range []*testenv.Pod{friend, stranger} {
+			n.wantProbe(t, "tcp80", from.Namespace, pod.Namespace, addr.Unmap(), pod, true, reasonPolicy)
+		}
+		n.wantProbe(t, "tcp80", pod.Namespace, stranger.Namespace, f.Pod(stranger), pod, true, reasonPolicyEgress) // by eth1
+		n.awaitDrops(t, "a SYN to the stranger by eth0", pod, reasonPolicyEgress, 1, func() {
+			wireOf(t, pod).send(t, testenv.TCPPacket(at(f.Pod(pod), 5000), at(f.Pod(stranger), 80), testenv.SYN, ""))
+		})
 
 		client := connect(t, pod.Namespace, "tcp", netip.AddrPort{}, server)
 		ask(t, client, friend.Namespace)
