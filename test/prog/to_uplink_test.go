@@ -262,8 +262,6 @@ func nonMasqRows() []row {
 		{name: "everything", nonMasq: cidrs("pod", everything), in: outgoing},
 		{name: "several", nonMasq: cidrs("pod", everything, remotes, remoteAlone, upToRemote), in: outgoing},
 		{name: "protocols without ports", on: withoutPorts, nonMasq: cidrs("pod", remotes), in: "pod:0 > remote:0"},
-		{name: "multicast, without any CIDR", on: withPorts, in: "pod:4000 > multicast:80"},
-		{name: "link-local destinations, without any CIDR", in: "pod:4000 > linklocal:80"},
 		{name: "a later fragment", on: withPorts, nonMasq: cidrs("pod", remotes), in: outgoing, raw: fragment(1)},
 		{name: "a routing header", only: "v6", nonMasq: cidrs("pod", remotes), in: outgoing, raw: routed},
 		{name: "a truncated header", nonMasq: cidrs("pod", remotes), in: outgoing, raw: cut(4)},
