@@ -222,18 +222,21 @@ type nonMasq struct {
 	prefix map[string]string // by family
 }
 
+// prefixKey returns the key of a prefix in a set of a trie.
+func prefixKey(set uint32, prefix netip.Prefix) bpf.PrefixKey {
+	const setBits, mappedBits = 32, 96
+	key := bpf.PrefixKey{Prefixlen: uint32(setBits + prefix.Bits()), Set: set, Addr: wire(prefix.Addr())}
+	if prefix.Addr().Is4() {
+		key.Prefixlen += mappedBits
+	}
+	return key
+}
+
 // fillNonMasq adds the entries, and their sets to the pods' endpoints.
 func (h *host) fillNonMasq(s scene, entries []nonMasq) error {
-	const setBits, mappedBits = 32, 96
 	var errs []error
 	for _, e := range entries {
-		prefix := netip.MustParsePrefix(e.prefix[s.name])
-		key := bpf.PrefixKey{
-			Prefixlen: uint32(setBits + prefix.Bits()), Set: uint32(owners[e.pod]), Addr: wire(prefix.Addr()),
-		}
-		if prefix.Addr().Is4() {
-			key.Prefixlen += mappedBits
-		}
+		key := prefixKey(uint32(owners[e.pod]), netip.MustParsePrefix(e.prefix[s.name]))
 		errs = append(errs, h.programs.Maps[bpf.MapPrefixes].Put(&key, bpf.Addr{}))
 		if owners[e.pod] != 0 {
 			errs = append(errs, h.putEndpoint(s.addressing, e.pod, key.Set))
@@ -272,18 +275,25 @@ var reasons = map[string]bpf.Reason{
 	"own source":    bpf.ReasonOwnSource,
 }
 
+// dropped returns the counters of a reason in drop_totals, of all CPUs.
+func (h *host) dropped(reason bpf.Reason) (sum bpf.DropCount, err error) {
+	var perCPU []bpf.DropCount
+	err = h.programs.Maps[bpf.MapDropTotals].Lookup(uint32(reason), &perCPU)
+	for _, count := range perCPU {
+		sum.Packets += count.Packets
+		sum.Bytes += count.Bytes
+	}
+	return sum, err
+}
+
 // checkCounters wants drop_totals to count one packet of size bytes under reason, or none for "".
 func (h *host) checkCounters(reason string, size int) error {
 	for name, number := range reasons {
-		var perCPU []bpf.DropCount
-		if err := h.programs.Maps[bpf.MapDropTotals].Lookup(uint32(number), &perCPU); err != nil {
+		got, err := h.dropped(number)
+		if err != nil {
 			return err
 		}
-		var got, want bpf.DropCount
-		for _, counter := range perCPU {
-			got.Packets += counter.Packets
-			got.Bytes += counter.Bytes
-		}
+		var want bpf.DropCount
 		if name == reason {
 			want = bpf.DropCount{Packets: 1, Bytes: uint64(size)}
 		}

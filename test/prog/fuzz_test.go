@@ -212,15 +212,13 @@ func (h *host) feed(frame []byte) error {
 func (h *host) mayDrop(program string, frame []byte) error {
 	counted, forged := uint64(0), uint64(0)
 	for _, reason := range reasons {
-		var perCPU []bpf.DropCount
-		if err := h.programs.Maps[bpf.MapDropTotals].Lookup(uint32(reason), &perCPU); err != nil {
+		dropped, err := h.dropped(reason)
+		if err != nil {
 			return err
 		}
-		for _, counter := range perCPU {
-			counted += counter.Packets
-			if reason == bpf.ReasonOwnSource || reason == bpf.ReasonHeaders {
-				forged += counter.Packets
-			}
+		counted += dropped.Packets
+		if reason == bpf.ReasonOwnSource || reason == bpf.ReasonHeaders {
+			forged += dropped.Packets
 		}
 	}
 	if err := h.clearCounters(); err != nil {

@@ -161,15 +161,11 @@ func (h *host) putGatewayPods(s scene, r gatewayRow) error {
 func (h *host) putGatewayRoutes(s scene, routes map[string]map[string]string) error {
 	m := h.programs.Maps[bpf.MapPrefixes]
 	put := func(f addressing, prefix netip.Prefix, gateway string) error {
-		key := bpf.PrefixKey{Prefixlen: uint32(32 + prefix.Bits()), Set: routeSet, Addr: wire(prefix.Addr())}
-		if prefix.Addr().Is4() {
-			key.Prefixlen += 96
-		}
 		var value bpf.Addr
 		if gateway != "" {
 			value = f.wire(gateway)
 		}
-		return m.Put(&key, value)
+		return m.Put(prefixKey(routeSet, prefix), value)
 	}
 	errs := []error{empty[bpf.PrefixKey, bpf.Addr](m)}
 	for _, f := range addressings {

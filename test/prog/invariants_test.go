@@ -120,7 +120,7 @@ func (w *world) speaks(p *randomPacket, out tuple) error {
 		return nil
 	}
 	reply, who := out.reverse(), speaker{owner: w.owner[p.src], at: p.src, port: p.sport}
-	former, now := w.held[reply], ticksNow()
+	former, now := w.held[reply], ticks(0)
 	if former.until >= now && !former.who.yields(who, p.proto) && w.owner[former.who.at] == former.who.owner {
 		return fmt.Errorf("%s leaves as %s, which belongs to %+v", p, out, former.who)
 	}
@@ -157,7 +157,7 @@ func (w *world) mayReceive(p *randomPacket, out tuple) error {
 		return fmt.Errorf("%s opens a connection, and was delivered as a reply: %s", p, out)
 	}
 	isDatagram := p.proto == unix.IPPROTO_UDP || p.proto == unix.IPPROTO_ICMP
-	if now := ticksNow(); isDatagram && w.spoke[p.tuple]+1 >= now { // no idle time is shorter
+	if now := ticks(0); isDatagram && w.spoke[p.tuple]+1 >= now { // no idle time is shorter
 		w.held[p.tuple] = holder{who, now + 1}
 	}
 	return nil

@@ -45,7 +45,7 @@ func TestJudgedPolicies(t *testing.T) {
 				err = j.flows().clear()
 			}
 			if err == nil {
-				err = j.prepare(c, oneOf(random, bpf.FastPathNever, bpf.FastPathEstablished, bpf.FastPathAlways))
+				err = j.prepare(c, pick(random, bpf.FastPathNever, bpf.FastPathEstablished, bpf.FastPathAlways))
 			}
 			for i := 0; i < len(c.Connections) && err == nil; i++ {
 				j.serial = uint16(round*len(opened) + i - len(former))
@@ -71,8 +71,6 @@ func TestJudgedPolicies(t *testing.T) {
 		t.Error("too few packets have bypassed the stack, or too few replies have arrived")
 	}
 }
-
-func oneOf[T any](random *rand.Rand, values ...T) T { return values[random.IntN(len(values))] }
 
 // startJudges starts the judges, and returns a function that asks them about a case.
 func startJudges(t *testing.T) func(policies.Case) ([]policies.Verdict, error) {
@@ -254,16 +252,7 @@ type refused struct{ egress, ingress uint64 }
 func (j *judged) refused() (r refused, err error) {
 	egress, errEgress := j.dropped(bpf.ReasonPolicyEgress)
 	ingress, errIngress := j.dropped(bpf.ReasonPolicyIngress)
-	return refused{egress, ingress}, errors.Join(errEgress, errIngress)
-}
-
-func (j *judged) dropped(reason bpf.Reason) (packets uint64, err error) {
-	var counts []bpf.DropCount
-	err = j.programs.Maps[bpf.MapDropTotals].Lookup(uint32(reason), &counts)
-	for _, count := range counts {
-		packets += count.Packets
-	}
-	return packets, err
+	return refused{egress.Packets, ingress.Packets}, errors.Join(errEgress, errIngress)
 }
 
 // travel runs the programs on the way of a frame, and reports whether it arrives.

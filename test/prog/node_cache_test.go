@@ -45,7 +45,7 @@ func (h *cacheHost) putMode(mode bpf.NodeMode) error {
 		return errors.Join(append(errs, empty[bpf.PrefixKey, bpf.Node](h.programs.Maps[bpf.MapNodes]))...)
 	}
 	for _, f := range addressings {
-		errs = append(errs, h.putNode(f, remotes[f.name], bpf.Node{Remote: v4.wire("gateway"), Mtu: nodeMTU, Mode: mode}))
+		errs = append(errs, h.putNode(remotes[f.name], bpf.Node{Remote: v4.wire("gateway"), Mtu: nodeMTU, Mode: mode}))
 	}
 	return errors.Join(errs...)
 }

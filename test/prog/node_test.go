@@ -39,7 +39,7 @@ func (h *host) joinCluster(t *testing.T, remote netip.Addr, mode bpf.NodeMode, t
 	})
 	errs := []error{h.putCluster(cluster)}
 	for _, f := range addressings {
-		errs = append(errs, h.putNode(f, remotes[f.name], bpf.Node{Remote: wire(remote), Mtu: nodeMTU, Mode: mode}))
+		errs = append(errs, h.putNode(remotes[f.name], bpf.Node{Remote: wire(remote), Mtu: nodeMTU, Mode: mode}))
 	}
 	testenv.Must(t, errors.Join(errs...))
 }
@@ -60,14 +60,8 @@ func (h *host) putCluster(c bpf.Cluster) error {
 	return h.programs.Maps[bpf.MapCluster].Put(uint32(0), c)
 }
 
-func (h *host) putNode(f addressing, prefix string, node bpf.Node) error {
-	const setBits, mappedBits = 32, 96
-	p := netip.MustParsePrefix(prefix)
-	key := bpf.PrefixKey{Prefixlen: uint32(setBits + p.Bits()), Addr: wire(p.Addr())}
-	if f.name == "v4" {
-		key.Prefixlen += mappedBits
-	}
-	return h.programs.Maps[bpf.MapNodes].Put(key, node)
+func (h *host) putNode(prefix string, node bpf.Node) error {
+	return h.programs.Maps[bpf.MapNodes].Put(prefixKey(0, netip.MustParsePrefix(prefix)), node)
 }
 
 // Traffic between nodes is not masqueraded: by direct routes, and whatever leaves by the tunnel.

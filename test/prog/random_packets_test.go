@@ -202,15 +202,8 @@ func (m *mill) lookup(t tuple) (owner uint64, firm bool, err error) {
 	if err != nil {
 		return 0, false, err
 	}
-	flow := m.flowOf(key, value, m.timeouts, ticksNow())
+	flow := m.flowOf(key, value, m.timeouts, ticks(0))
 	return flow.Owner, flow.isFirm(), nil
-}
-
-// ticksNow is now_ticks of bpf/time.h.
-func ticksNow() uint32 {
-	var now unix.Timespec
-	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
-	return uint32(uint64(now.Nano()) >> 30)
 }
 
 // change removes an entry now and then, looks at all entries, and replaces a pod.
@@ -228,7 +221,7 @@ func (m *mill) change(round int) error {
 			return err
 		}
 		m.keys = slices.Collect(maps.Keys(all))
-		now := ticksNow()
+		now := ticks(0)
 		var flows []worldFlow
 		for key, value := range all {
 			flows = append(flows, m.flowOf(key, value, m.timeouts, now))
