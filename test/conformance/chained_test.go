@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -126,7 +125,7 @@ func TestChainedVerbs(t *testing.T) {
 	p := h.chainedPod(t)
 	before, settings := h.snapshot(t, p.Namespace), tuned(t, p)
 	result := p.add(t)
-	wantFetch4(t, h, p, result.IPs[0].Address.IP)
+	wantFetch(t, h, p.Namespace, result)
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	wantSuccess(t, h.status(t, with(with(p.conf, "prevResult", absent), "runtimeConfig", absent)), "")
 	p.result = nil
@@ -266,17 +265,6 @@ func TestChainedPrograms(t *testing.T) {
 	p.del(t)
 }
 
-// wantFetch4 is wantFetch for one IPv4 address, without the check of the client's.
-func wantFetch4(t *testing.T, h *host, p *pod, ip net.IP) {
-	t.Helper()
-	addr, _ := netip.AddrFromSlice(ip.To4())
-	testenv.ServeHTTP(t, p.Namespace, netip.AddrPortFrom(addr, 80))
-	url := "http://" + netip.AddrPortFrom(testenv.NodeAddr4, 8080).String() + "/"
-	if _, err := testenv.HTTPGet(testenv.Context(t), h.Outside, url); err != nil {
-		t.Errorf("get %s: %v", url, err)
-	}
-}
-
 // TestChainedHolder asks for the host port and the address of a chained container that is alive, whose network has
 // another dataDir. So the caller sees no record of it.
 func TestChainedHolder(t *testing.T) {
@@ -301,7 +289,7 @@ func TestChainedHolder(t *testing.T) {
 		})
 	}
 	wantSuccess(t, holder.try(t, "CHECK"), "")
-	wantFetch4(t, h, holder, result.IPs[0].Address.IP)
+	wantFetch(t, h, holder.Namespace, result)
 	holder.del(t)
 }
 

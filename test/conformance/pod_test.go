@@ -229,14 +229,20 @@ func (p *pod) vanish(t *testing.T) {
 	})
 }
 
-// wantFetch fetches a page from host port 8080, in both families, from the outside. The server must see the
+// wantFetch fetches a page from host port 8080, in the families of the result, from the outside. The server must see the
 // client's own address.
 func wantFetch(t *testing.T, h *host, server *testenv.Namespace, result *types100.Result) {
 	t.Helper()
-	for _, addr := range addresses(result) {
-		testenv.ServeHTTP(t, server, netip.AddrPortFrom(addr, 80))
+	addrs := addresses(result)
+	if len(addrs) == 0 {
+		t.Error("fetch: the result has no address")
 	}
-	for _, f := range testenv.Families {
+	for _, addr := range addrs {
+		f := testenv.IPv6
+		if addr.Is4() {
+			f = testenv.IPv4
+		}
+		testenv.ServeHTTP(t, server, netip.AddrPortFrom(addr, 80))
 		url := "http://" + netip.AddrPortFrom(f.Node, 8080).String() + "/"
 		seen, err := testenv.HTTPGet(testenv.Context(t), h.Outside, url)
 		if err != nil {

@@ -125,7 +125,7 @@ func TestChainedOldResults(t *testing.T) {
 			if want := []netip.Addr{netip.MustParseAddr("10.88.0.9")}; !slices.Equal(addresses(result), want) {
 				t.Errorf("addresses: got %v, want %v", addresses(result), want)
 			}
-			wantFetch4(t, h, p, result.IPs[0].Address.IP)
+			wantFetch(t, h, p.Namespace, result)
 			p.del(t)
 			h.wantUnchanged(t, before, p.Namespace)
 			testenv.Must(t, h.Node.Netlink().LinkDel(p.peer(t)))
