@@ -50,22 +50,6 @@ func podAndHostReachEachOther(t *testing.T, n *network) {
 	})
 }
 
-// A fresh node does not forward. The first ADD enables it for the families of its pod.
-func TestFirstAddEnablesForwarding(t *testing.T) {
-	n := newNetwork(t)
-	wantForwarding := func(want string) {
-		t.Helper()
-		for _, f := range testenv.Families {
-			if got, err := n.node().Sysctl(f.Forwarding); err != nil || got != want {
-				t.Errorf("%s: got %q (%v), want %s", f.Forwarding, got, err, want)
-			}
-		}
-	}
-	wantForwarding("0")
-	n.AddPod(t, "a", nil)
-	wantForwarding("1")
-}
-
 // All pods share one gateway address, which each pod's device on the host has. It replies to every pod.
 func TestGatewayRepliesToEveryPod(t *testing.T) {
 	n := newNetwork(t)
