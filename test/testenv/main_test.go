@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // roleEnv makes the test binary run as a program that uses Isolate or Main, instead of running
@@ -41,14 +39,6 @@ var roles = map[string]func(m *testing.M){
 		}
 		fmt.Println("ready")
 		select {}
-	},
-	"signal": func(*testing.M) {
-		Isolate()
-		ch := make(chan os.Signal, 1)
-		signal.Notify(ch, unix.SIGTERM)
-		fmt.Println("ready")
-		fmt.Println(<-ch)
-		os.Exit(5)
 	},
 	"leak": func(m *testing.M) { // with -test.run=TestLeaks
 		Isolate()
