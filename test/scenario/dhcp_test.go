@@ -84,7 +84,7 @@ func (d *dnsmasq) text(t *testing.T, file string) string {
 // hasLease reports whether the pod has the address that the server has leased to it.
 func (d *dnsmasq) hasLease(t *testing.T, pod *testenv.Pod) bool {
 	t.Helper()
-	return strings.Contains(d.text(t, d.leases), macOf(t, pod).String()+" "+pod.Addr4().String()+" ")
+	return strings.Contains(d.text(t, d.leases), pod.MACOf(t, testenv.PodIfName).String()+" "+pod.Addr4().String()+" ")
 }
 
 // Pods get addresses from a DHCP server on the host, and DEL releases their leases.
@@ -119,13 +119,6 @@ func TestDHCP(t *testing.T) {
 	if strings.Count(log, "lease acquired") != 3 || ended != 3 || strings.Contains(log, "failed") {
 		t.Errorf("daemon's log: want 3 leases acquired and 3 ended, and no failure:\n%s", log)
 	}
-}
-
-func macOf(t *testing.T, pod *testenv.Pod) net.HardwareAddr {
-	t.Helper()
-	device, err := pod.Netlink().LinkByName(testenv.PodIfName)
-	testenv.Must(t, err)
-	return device.Attrs().HardwareAddr
 }
 
 // delegatingTo returns an ebpfnet that gets its addresses from this IPAM plugin.

@@ -53,11 +53,7 @@ func TestHostPortReplySource(t *testing.T) {
 // cache for each.
 func wantReplySource(t *testing.T, from *testenv.Namespace, addrs []netip.Addr, port uint16) {
 	t.Helper()
-	unspecified := netip.IPv4Unspecified()
-	if addrs[0].Is6() {
-		unspecified = netip.IPv6Unspecified()
-	}
-	socket := listenPacket(t, from, at(unspecified, 0))
+	socket := listenPacket(t, from, at(testenv.Unspecified(addrs[0]), 0))
 	for _, addr := range slices.Repeat(addrs, 4) {
 		sendTo(t, socket, at(addr, port), "1 hello")
 		if _, source := receiveFrom(t, socket); source != at(addr, port) {

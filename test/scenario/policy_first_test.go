@@ -135,10 +135,7 @@ func sendUntilEnd(t *testing.T, ns *testenv.Namespace, local, remote netip.AddrP
 func sendUntil(ctx context.Context, t *testing.T, ns *testenv.Namespace, local, remote netip.AddrPort) {
 	t.Helper()
 	if !local.IsValid() {
-		local = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
-		if remote.Addr().Is4() {
-			local = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-		}
+		local = at(testenv.Unspecified(remote.Addr()), 0)
 	}
 	conn, err := ns.ListenPacket(ctx, local)
 	testenv.Must(t, err)
