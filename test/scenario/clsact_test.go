@@ -83,7 +83,7 @@ func wantRepaired(t *testing.T, n *network, pod *testenv.Pod, difference string)
 	if err := pod.Check(testenv.Context(t)); err == nil || !strings.Contains(err.Error(), difference) {
 		t.Errorf("CHECK: got %v, want %q", err, difference)
 	}
-	repair(t, n)
+	n.ctl(t, "repair")
 	wantCheck(t, pod)
 }
 

@@ -8,27 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/ebpfnet/ebpfnet/loader"
-	"github.com/ebpfnet/ebpfnet/maps"
-	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
-
-// uplinkNamesOf returns the names of the datapath's uplinks, sorted.
-func uplinkNamesOf(t *testing.T, n *network) (names []string) {
-	t.Helper()
-	n.withDatapath(t, func(datapath *loader.Datapath) {
-		uplinks, err := maps.Uplinks(datapath)
-		testenv.Must(t, err)
-		for _, uplink := range uplinks {
-			link, err := n.node().Netlink().LinkByIndex(uplink.IfIndex)
-			testenv.Must(t, err)
-			names = append(names, link.Attrs().Name)
-		}
-	})
-	slices.Sort(names)
-	return names
-}
 
 // The key uplinks chooses devices by name, whatever their routes. It never chooses the host's ends of pods' veths.
 func TestUplinkNames(t *testing.T) {
@@ -52,7 +33,7 @@ func TestUplinkNames(t *testing.T) {
 			if warns := strings.Contains(stderr, "no device of the host matches uplinks"); warns != (tc.want == nil) {
 				t.Errorf("ADD's stderr: got %q, want a warning: %v", stderr, tc.want == nil)
 			}
-			wantUplinkNames(t, n, tc.want...)
+			n.wantUplinks(t, tc.want...)
 			wantCheck(t, pod)
 			forEachFamily(t, func(t *testing.T, f testenv.Family) {
 				if slices.Contains(tc.want, "eth0") {
@@ -75,26 +56,4 @@ func addBareDevice(t *testing.T, ns *testenv.Namespace) {
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IP{203, 0, 113, 7}, Mask: net.CIDRMask(32, 32)}}
 	testenv.Must(t, rtnl.AddrAdd(veth, address))
 	testenv.Must(t, rtnl.LinkSetUp(veth))
-}
-
-func wantUplinkNames(t *testing.T, n *network, want ...string) {
-	t.Helper()
-	if got := uplinkNamesOf(t, n); !slices.Equal(got, want) {
-		t.Errorf("uplinks: got %q, want %q", got, want)
-	}
-}
-
-// repair calls what `ebpfnetctl repair` does.
-func repair(t *testing.T, n *network) {
-	t.Helper()
-	err := n.node().Do(func() error {
-		host, err := admin.Open(loader.OpenLoaded, "")
-		if err != nil {
-			return err
-		}
-		defer host.Close()
-		_, err = host.Repair(testenv.Context(t))
-		return err
-	})
-	testenv.Must(t, err)
 }
