@@ -14,16 +14,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// behind inserts IPv6 headers of a kind before the payload, each of 8 bytes with a PadN option.
-func behind(frame []byte, kind byte, count int) []byte {
-	const nextHeader, length, payload = 14 + 6, 14 + 5, 14 + 40
-	for range count {
-		frame = slices.Insert(frame, payload, frame[nextHeader], 0, 1, 4, 0, 0, 0, 0)
-		frame[nextHeader] = kind
-		frame[length] += 8
-	}
-	return frame
-}
+// options are the headers of an IPv6 packet with more options than a parser reads.
+var options = slices.Repeat([]byte{unix.IPPROTO_DSTOPTS}, 3)
 
 // disguises hide what a frame is from a parser that does not read as far as the kernel.
 var disguises = []struct {
@@ -35,9 +27,9 @@ var disguises = []struct {
 	{name: "plain", disguise: func(f []byte) []byte { return f }},
 	{name: "two tags of VLAN 0", disguise: func(f []byte) []byte { return slices.Insert(f, 12, 0x81, 0, 0, 0, 0x81, 0, 0, 0) }, reason: bpf.ReasonHeaders},
 	{name: "802.1ad in VLAN 0", disguise: func(f []byte) []byte { return slices.Insert(f, 12, 0x81, 0, 0, 0, 0x88, 0xa8, 0, 0) }, reason: bpf.ReasonHeaders},
-	{name: "three options", only6: true, disguise: func(f []byte) []byte { return behind(f, unix.IPPROTO_DSTOPTS, 3) }},
+	{name: "three options", only6: true, disguise: func(f []byte) []byte { return testenv.Extended(f, options...) }},
 	{name: "a routing header", only6: true, disguise: func(f []byte) []byte {
-		f = behind(f, unix.IPPROTO_ROUTING, 1)
+		f = testenv.Extended(f, unix.IPPROTO_ROUTING)
 		f[14+40+3] = 0 // segments that are left
 		return f
 	}},
@@ -123,7 +115,7 @@ func TestVXLANUnderTheNodesAddress(t *testing.T) {
 				testenv.Must(t, err)
 				packet.Src, packet.SrcMAC, packet.DstMAC = netip.MustParseAddr("fd00:17::2"), engine.MACOf(t, "eth0"), a.node().MACOf(t, "br9")
 				wantRefused("another engine's", engine, "eth0", packet.MustBuild())
-				wantRefused("behind three options", engine, "eth0", behind(packet.MustBuild(), unix.IPPROTO_DSTOPTS, 3))
+				wantRefused("behind three options", engine, "eth0", testenv.Extended(packet.MustBuild(), options...))
 			}
 			sendTo(t, listenPacket(t, a.pod.Namespace, at(f.Pod(a.pod), 0)), at(f.Pod(b.pod), 7000), "by the tunnel")
 			if got, from := receiveFrom(t, receiver); got != "by the tunnel" {

@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -62,7 +61,7 @@ func (w wire) attacksOn(t *testing.T, src, dst netip.Addr, spoofed map[string]ne
 	testenv.Must(t, err)
 	all = append(all, attackFrames{"fragments", fragments}, attackFrames{"later fragments", fragments[1:]},
 		attackFrames{"fragments in disorder", [][]byte{fragments[1], fragments[0], fragments[2]}},
-		attackFrames{"in a VLAN", [][]byte{inVLAN(whole, 5)}}, attackFrames{"in VLAN 0", [][]byte{inVLAN(whole, 0)}})
+		attackFrames{"in a VLAN", [][]byte{testenv.Tagged(whole, 5)}}, attackFrames{"in VLAN 0", [][]byte{testenv.Tagged(whole, 0)}})
 	if src.Is4() {
 		udp.Options = "\x01\x01\x01\x01"
 		add("IPv4 options", udp)
@@ -72,8 +71,8 @@ func (w wire) attacksOn(t *testing.T, src, dst netip.Addr, spoofed map[string]ne
 	for _, typ := range []uint8{135, 136} {
 		add(fmt.Sprint("neighbor discovery ", typ), testenv.Packet{Src: src, Dst: dst, Proto: unix.IPPROTO_ICMPV6, Type: typ, TTL: 255, Payload: attackPayload})
 	}
-	return append(all, attackFrames{"fragments that are split anew", w.unequalFragments(t, udp, 78)}, attackFrames{"a hop-by-hop header", [][]byte{withHeader(whole, unix.IPPROTO_HOPOPTS)}},
-		attackFrames{"destination options", [][]byte{withHeader(whole, unix.IPPROTO_DSTOPTS)}})
+	return append(all, attackFrames{"fragments that are split anew", w.unequalFragments(t, udp, 78)}, attackFrames{"a hop-by-hop header", [][]byte{testenv.Extended(whole, unix.IPPROTO_HOPOPTS)}},
+		attackFrames{"destination options", [][]byte{testenv.Extended(whole, unix.IPPROTO_DSTOPTS)}})
 }
 
 func (w wire) frame(p testenv.Packet) []byte {
@@ -88,7 +87,7 @@ func (w wire) unequalFragments(t *testing.T, p testenv.Packet, id uint32) [][]by
 	p.Payload = strings.Repeat(p.Payload, 1200/len(p.Payload))
 	fragments, err := testenv.FragmentFrom(w.frame(p), 16, 1352, id)
 	testenv.Must(t, err)
-	fragments[0] = withHeader(fragments[0], unix.IPPROTO_DSTOPTS)
+	fragments[0] = testenv.Extended(fragments[0], unix.IPPROTO_DSTOPTS)
 	return fragments
 }
 
@@ -102,19 +101,6 @@ func (w wire) icmpError(t *testing.T, src netip.Addr, about testenv.Packet) test
 	p, err := testenv.ICMPErrorPacket(src, about.MustBuild(), typ, 0, 0, 0)
 	testenv.Must(t, err)
 	return p
-}
-
-func inVLAN(frame []byte, vlan uint16) []byte {
-	return slices.Insert(slices.Clone(frame), 12, binary.BigEndian.AppendUint16([]byte{0x81, 0}, vlan)...)
-}
-
-// withHeader inserts an IPv6 extension header of padding.
-func withHeader(frame []byte, kind byte) []byte {
-	const ether, ipv6 = 14, 40
-	frame = slices.Insert(slices.Clone(frame), ether+ipv6, frame[ether+6], 0, 1, 4, 0, 0, 0, 0)
-	frame[ether+6] = kind
-	binary.BigEndian.PutUint16(frame[ether+4:], uint16(len(frame)-ether-ipv6))
-	return frame
 }
 
 // target is where an attack must not arrive.

@@ -99,18 +99,18 @@ func (s Sender) spoofed() []Frame {
 		{"another's first fragment, IPv6", s.fragment(0, s.Other6, s.Remote6), address},
 		{"another's later fragment, IPv6", s.fragment(1, s.Other6, s.Remote6), address},
 		{"another's, with IPv4 options", s.packet(options(udpBetween(s.Other4, s.Remote4))), address},
-		{"another's, with a hop-by-hop header", extended(s.udp(s.Other6, s.Remote6), unix.IPPROTO_HOPOPTS), address},
-		{"another's IPv4 address in a VLAN", tagged(s.udp(s.Other4, s.Remote4), 5), address},
-		{"another's IPv6 address in a VLAN", tagged(s.udp(s.Other6, s.Remote6), 5), address},
-		{"another's IPv4 address in VLAN 0", tagged(s.udp(s.Other4, s.Remote4), 0), address},
-		{"another's IPv6 address in VLAN 0", tagged(s.udp(s.Other6, s.Remote6), 0), address},
-		{"another's address in two VLANs", tagged(tagged(s.udp(s.Other4, s.Remote4), 5), 0), address},
-		{"another's fragment in a VLAN", tagged(s.fragment(1, s.Other4, s.Remote4), 5), address},
-		{"four VLANs", tagged(tagged(tagged(tagged(s.udp(s.Addr4, s.Remote4), 5), 5), 5), 5), headers},
+		{"another's, with a hop-by-hop header", Extended(s.udp(s.Other6, s.Remote6), unix.IPPROTO_HOPOPTS), address},
+		{"another's IPv4 address in a VLAN", Tagged(s.udp(s.Other4, s.Remote4), 5), address},
+		{"another's IPv6 address in a VLAN", Tagged(s.udp(s.Other6, s.Remote6), 5), address},
+		{"another's IPv4 address in VLAN 0", Tagged(s.udp(s.Other4, s.Remote4), 0), address},
+		{"another's IPv6 address in VLAN 0", Tagged(s.udp(s.Other6, s.Remote6), 0), address},
+		{"another's address in two VLANs", Tagged(Tagged(s.udp(s.Other4, s.Remote4), 5), 0), address},
+		{"another's fragment in a VLAN", Tagged(s.fragment(1, s.Other4, s.Remote4), 5), address},
+		{"four VLANs", Tagged(Tagged(Tagged(Tagged(s.udp(s.Addr4, s.Remote4), 5), 5), 5), 5), headers},
 		{"the gateway's IPv4 address", s.udp(s.Gateway4, s.Remote4), gateway},
 		{"the gateway's IPv6 address", s.udp(s.Gateway6, s.Remote6), gateway},
 		{"the gateway's link-local address", s.udp(hostLinkLocal, s.Remote6), gateway},
-		{"the gateway's address in a VLAN", tagged(s.udp(s.Gateway4, s.Remote4), 5), gateway},
+		{"the gateway's address in a VLAN", Tagged(s.udp(s.Gateway4, s.Remote4), 5), gateway},
 	}
 }
 
@@ -127,7 +127,7 @@ func (s Sender) forgedControl() []Frame {
 		{"ARP announcement of another", s.arp(1, s.MAC, s.Other4, s.Other4), arp},
 		{"ARP reply with another MAC inside", s.arp(2, foreignMAC, s.Addr4, s.Gateway4), arp},
 		{"ARP probe for another's address", s.arp(1, s.MAC, unspecified4, s.Other4), arp},
-		{"ARP reply as another in a VLAN", tagged(s.arp(2, s.MAC, s.Other4, s.Gateway4), 5), arp},
+		{"ARP reply as another in a VLAN", Tagged(s.arp(2, s.MAC, s.Other4, s.Gateway4), 5), arp},
 		{"half an ARP reply", s.arp(2, s.MAC, s.Other4, s.Gateway4)[:etherLen+20], truncated},
 		{"neighbor advertisement of another", s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), neighbor},
 		{"neighbor advertisement of the gateway", s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Gateway6), neighbor},
@@ -137,24 +137,24 @@ func (s Sender) forgedControl() []Frame {
 		{"neighbor solicitation as another", s.neighbor(icmp6NeighborAsk, s.Other6, allNodes, s.Gateway6), address},
 		{"neighbor solicitation as the gateway", s.neighbor(icmp6NeighborAsk, hostLinkLocal, allNodes, s.Other6), gateway},
 		{"duplicate address detection of another's address", s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, s.Other6), neighbor},
-		{"neighbor advertisement of another, behind options", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_DSTOPTS), neighbor},
-		{"neighbor advertisement of another, behind a fragment header", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT), neighbor},
-		{"neighbor advertisement of another, behind two fragment headers", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT, unix.IPPROTO_FRAGMENT), neighbor},
-		{"neighbor advertisement of another, in a VLAN", tagged(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), 0), neighbor},
-		{"neighbor advertisement of another, in fragments", extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT)[:etherLen+ipv6Len+8+8], truncated},
+		{"neighbor advertisement of another, behind options", Extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_DSTOPTS), neighbor},
+		{"neighbor advertisement of another, behind a fragment header", Extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT), neighbor},
+		{"neighbor advertisement of another, behind two fragment headers", Extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT, unix.IPPROTO_FRAGMENT), neighbor},
+		{"neighbor advertisement of another, in a VLAN", Tagged(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), 0), neighbor},
+		{"neighbor advertisement of another, in fragments", Extended(s.neighbor(icmp6Neighbor, s.Addr6, allNodes, s.Other6), unix.IPPROTO_FRAGMENT)[:etherLen+ipv6Len+8+8], truncated},
 		{"router advertisement", s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6), router},
 		{"router advertisement as the gateway", s.neighbor(icmp6RouterAdvert, hostLinkLocal, allNodes, unspecified6), gateway},
 		{"router advertisement from its own address", s.neighbor(icmp6RouterAdvert, s.Addr6, allNodes, unspecified6), router},
-		{"router advertisement behind options", extended(s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6), unix.IPPROTO_HOPOPTS, unix.IPPROTO_DSTOPTS), router},
-		{"router advertisement behind many headers", extended(s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6),
+		{"router advertisement behind options", Extended(s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6), unix.IPPROTO_HOPOPTS, unix.IPPROTO_DSTOPTS), router},
+		{"router advertisement behind many headers", Extended(s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6),
 			unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS, unix.IPPROTO_DSTOPTS), headers},
-		{"router advertisement in a VLAN", tagged(s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6), 5), router},
+		{"router advertisement in a VLAN", Tagged(s.neighbor(icmp6RouterAdvert, LinkLocalOf(s.MAC), allNodes, unspecified6), 5), router},
 		{"redirect, IPv6", s.neighbor(icmp6Redirect, LinkLocalOf(s.MAC), s.Other6, s.Remote6), router},
 		{"redirect, IPv4", s.packet(Packet{Src: s.Addr4, Dst: s.Other4, Proto: unix.IPPROTO_ICMP, Type: icmpRedirect, Payload: "a packet's header"}), router},
 		{"router advertisement, IPv4", s.packet(Packet{Src: s.Addr4, Dst: broadcast, Proto: unix.IPPROTO_ICMP, Type: icmpRouterAdvert, Payload: "routers"}), router},
 		{"DHCP offer", s.dhcp(s.Addr4, broadcast, 67, 68), dhcp},
 		{"DHCP offer from an odd port", s.dhcp(s.Addr4, s.Other4, 4067, 68), dhcp},
-		{"DHCP offer in a VLAN", tagged(s.dhcp(s.Addr4, broadcast, 67, 68), 5), dhcp},
+		{"DHCP offer in a VLAN", Tagged(s.dhcp(s.Addr4, broadcast, 67, 68), 5), dhcp},
 		{"DHCP offer as the gateway", s.dhcp(s.Gateway4, broadcast, 67, 68), gateway},
 		{"DHCP offer from no address", s.dhcp(unspecified4, broadcast, 67, 68), address},
 		{"DHCPv6 advertisement", s.dhcp(LinkLocalOf(s.MAC), allNodes, 547, 546), dhcp},
@@ -172,14 +172,14 @@ func (s Sender) tunneled() []Frame {
 		{"L2TP to the gateway", s.tunnel(unix.IPPROTO_L2TP, s.Addr4, s.Gateway4), tunnel},
 		{"MPLS to the gateway", s.tunnel(unix.IPPROTO_MPLS, s.Addr4, s.Gateway4), tunnel},
 		{"GRE to all", s.tunnel(unix.IPPROTO_GRE, s.Addr4, broadcast), tunnel},
-		{"GRE in a VLAN", tagged(s.tunnel(unix.IPPROTO_GRE, s.Addr4, s.Gateway4), 0), tunnel},
+		{"GRE in a VLAN", Tagged(s.tunnel(unix.IPPROTO_GRE, s.Addr4, s.Gateway4), 0), tunnel},
 		{"IPv4 in IPv6 to the gateway", s.tunnel(unix.IPPROTO_IPIP, s.Addr6, s.Gateway6), tunnel},
 		{"IPv6 in IPv6 to the gateway", s.tunnel(unix.IPPROTO_IPV6, s.Addr6, s.Gateway6), tunnel},
 		{"GRE to the gateway, IPv6", s.tunnel(unix.IPPROTO_GRE, s.Addr6, s.Gateway6), tunnel},
 		{"GRE to the gateway, link-local", s.tunnel(unix.IPPROTO_GRE, LinkLocalOf(s.MAC), hostLinkLocal), tunnel},
 		{"GRE to all, IPv6", s.tunnel(unix.IPPROTO_GRE, s.Addr6, allNodes), tunnel},
-		{"GRE behind options", extended(s.tunnel(unix.IPPROTO_GRE, s.Addr6, s.Gateway6), unix.IPPROTO_DSTOPTS), tunnel},
-		{"GRE behind a fragment header", extended(s.tunnel(unix.IPPROTO_GRE, s.Addr6, s.Gateway6), unix.IPPROTO_FRAGMENT), tunnel},
+		{"GRE behind options", Extended(s.tunnel(unix.IPPROTO_GRE, s.Addr6, s.Gateway6), unix.IPPROTO_DSTOPTS), tunnel},
+		{"GRE behind a fragment header", Extended(s.tunnel(unix.IPPROTO_GRE, s.Addr6, s.Gateway6), unix.IPPROTO_FRAGMENT), tunnel},
 	}
 }
 
@@ -203,8 +203,8 @@ func (s Sender) ToBridges() []Frame {
 	const reason = bpf.ReasonBridge
 	return []Frame{
 		{"spanning tree", llc(bridges, bpdu), reason},
-		{"spanning tree in a VLAN", tagged(llc(bridges, bpdu), 5), reason},
-		{"spanning tree in VLAN 0", tagged(llc(bridges, bpdu), 0), reason},
+		{"spanning tree in a VLAN", Tagged(llc(bridges, bpdu), 5), reason},
+		{"spanning tree in VLAN 0", Tagged(llc(bridges, bpdu), 0), reason},
 		{"spanning tree of a VLAN", llc(cisco, snap), reason},
 		{"802.3", llc(s.HostMAC, raw), reason},
 		{"LLDP", neighbor, reason},
@@ -228,15 +228,15 @@ func (s Sender) Legal() []Frame {
 		"6in4 to a container":          s.tunnel(unix.IPPROTO_IPV6, s.Addr4, s.Other4),
 		"IPv4 in IPv6":                 s.tunnel(unix.IPPROTO_IPIP, s.Addr6, s.Remote6),
 		"ESP to the gateway":           s.tunnel(unix.IPPROTO_ESP, s.Addr4, s.Gateway4),
-		"a hop-by-hop header":          extended(s.udp(s.Addr6, s.Remote6), unix.IPPROTO_HOPOPTS),
+		"a hop-by-hop header":          Extended(s.udp(s.Addr6, s.Remote6), unix.IPPROTO_HOPOPTS),
 		"first fragment, IPv4":         s.fragment(0, s.Addr4, s.Remote4),
 		"later fragment, IPv4":         s.fragment(1, s.Addr4, s.Remote4),
 		"first fragment, IPv6":         s.fragment(0, s.Addr6, s.Remote6),
 		"later fragment, IPv6":         s.fragment(1, s.Addr6, s.Remote6),
 		"ESP":                          s.packet(Packet{Src: s.Addr6, Dst: s.Remote6, Proto: unix.IPPROTO_ESP, Payload: "a header and more"}),
 		"an ICMP error":                s.icmpError(s.Addr4, s.Remote4, s.Addr4),
-		"in a VLAN, IPv4":              tagged(s.udp(s.Addr4, s.Remote4), 5),
-		"in a VLAN, IPv6":              tagged(s.udp(s.Addr6, s.Remote6), 5),
+		"in a VLAN, IPv4":              Tagged(s.udp(s.Addr4, s.Remote4), 5),
+		"in a VLAN, IPv6":              Tagged(s.udp(s.Addr6, s.Remote6), 5),
 		"ARP request":                  s.arp(1, s.MAC, s.Addr4, s.Gateway4),
 		"ARP reply":                    s.arp(2, s.MAC, s.Addr4, s.Gateway4),
 		"ARP announcement":             s.arp(1, s.MAC, s.Addr4, s.Addr4),
@@ -248,7 +248,7 @@ func (s Sender) Legal() []Frame {
 		"address detection":            s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, s.Addr6),
 		"address detection, link":      s.neighbor(icmp6NeighborAsk, unspecified6, allNodes, own),
 		"router solicitation":          s.packet(Packet{Src: unspecified6, Dst: allRouters, Proto: unix.IPPROTO_ICMPV6, Type: icmp6RouterAsk}),
-		"listener report":              extended(s.packet(Packet{Src: unspecified6, Dst: allRouters, Proto: unix.IPPROTO_ICMPV6, Type: icmp6Report, Payload: "groups"}), unix.IPPROTO_HOPOPTS),
+		"listener report":              Extended(s.packet(Packet{Src: unspecified6, Dst: allRouters, Proto: unix.IPPROTO_ICMPV6, Type: icmp6Report, Payload: "groups"}), unix.IPPROTO_HOPOPTS),
 		"DHCP request":                 s.dhcp(unspecified4, broadcast, 68, 67),
 		"DHCPv6 request":               s.dhcp(own, allRouters, 546, 547),
 		"neither IP nor ARP":           s.frame(0x88cc, make([]byte, 60)),
@@ -363,10 +363,10 @@ func from(mac MAC, frame []byte) []byte {
 	return frame
 }
 
-// tagged adds a VLAN tag.
-func tagged(frame []byte, vlan uint16) []byte {
+// Tagged adds a VLAN tag to a frame.
+func Tagged(frame []byte, vlan uint16) []byte {
 	tag := binary.BigEndian.AppendUint16([]byte{0x81, 0}, vlan)
-	return slices.Insert(frame, 12, tag...)
+	return slices.Insert(slices.Clone(frame), 12, tag...)
 }
 
 // Untagged removes all VLAN tags from a frame.
@@ -378,9 +378,9 @@ func Untagged(frame []byte) []byte {
 	return frame
 }
 
-// extended inserts extension headers of 8 bytes after the IPv6 header: options with padding, or
-// fragment headers of whole packets.
-func extended(frame []byte, kinds ...byte) []byte {
+// Extended inserts extension headers of 8 bytes after the IPv6 header of a frame: options with padding, or fragment headers
+// of whole packets.
+func Extended(frame []byte, kinds ...byte) []byte {
 	var headers []byte
 	next := frame[etherLen+6]
 	for _, kind := range slices.Backward(kinds) {
@@ -390,8 +390,8 @@ func extended(frame []byte, kinds ...byte) []byte {
 		}
 		headers, next = append(header, headers...), kind
 	}
+	frame = slices.Insert(slices.Clone(frame), etherLen+ipv6Len, headers...)
 	frame[etherLen+6] = next
-	frame = slices.Insert(frame, etherLen+ipv6Len, headers...)
 	binary.BigEndian.PutUint16(frame[etherLen+4:], uint16(len(frame)-etherLen-ipv6Len))
 	return frame
 }
