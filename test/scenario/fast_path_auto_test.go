@@ -1,11 +1,8 @@
 package scenario
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -97,42 +94,12 @@ func (n *network) sh(t *testing.T, commands string) {
 }
 
 // stackForwards returns the number of packets that the node's stack has forwarded, without a hook that counts them.
-func (n *network) stackForwards(t *testing.T, f testenv.Family) (packets int) {
+func (n *network) stackForwards(t *testing.T, f testenv.Family) int {
 	t.Helper()
-	err := n.node().Do(func() (err error) {
-		if f.Name == "IPv6" {
-			packets, err = counterOf("/proc/thread-self/net/snmp6", "Ip6OutForwDatagrams")
-		} else {
-			packets, err = counterOf("/proc/thread-self/net/snmp", "Ip:", "ForwDatagrams")
-		}
-		return err
-	})
-	testenv.Must(t, err)
-	return packets
-}
-
-// counterOf reads a counter: beside its name, or in the column of that name of the lines that begin with key.
-func counterOf(path, key string, column ...string) (int, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
+	if f.Name == "IPv6" {
+		return kernelCount(t, n.node(), "snmp6", "", "Ip6OutForwDatagrams")
 	}
-	index := 1
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] != key {
-			continue
-		}
-		if n, err := strconv.Atoi(fields[index]); err == nil {
-			return n, nil
-		}
-		for i, name := range fields {
-			if name == column[0] {
-				index = i
-			}
-		}
-	}
-	return 0, errors.New(path + " has no " + key)
+	return kernelCount(t, n.node(), "snmp", "Ip", "ForwDatagrams")
 }
 
 // forwardsOf returns how many packets of a few requests the stack has forwarded.

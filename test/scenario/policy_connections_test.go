@@ -127,19 +127,10 @@ func (n *network) wantEnded(t *testing.T, name string, client *testenv.Client, p
 // answered by a RST.
 func retransmits(t *testing.T, pod *testenv.Pod) {
 	t.Helper()
-	count := func() (established, resent string) {
-		text := run(t, pod, "cat", "/proc/self/net/snmp")
-		for line := range strings.Lines(text) {
-			if fields := strings.Fields(line); fields[0] == "Tcp:" && fields[1] != "RtoAlgorithm" {
-				return fields[9], fields[12] // CurrEstab, RetransSegs
-			}
-		}
-		t.Fatalf("no TCP in %s", text)
-		return "", ""
-	}
-	_, before := count()
+	count := func(name string) int { return kernelCount(t, pod.Namespace, "snmp", "Tcp", name) }
+	before := count("RetransSegs")
 	testenv.Eventually(t, pod.Name+" to send a segment again", func() error {
-		if established, resent := count(); established != "0" && resent == before {
+		if count("CurrEstab") > 0 && count("RetransSegs") == before {
 			return errors.New("not sent again")
 		}
 		return nil

@@ -304,8 +304,8 @@ func resent(t *testing.T, namespaces ...*testenv.Namespace) (segments int) {
 	return segments
 }
 
-// kernelCount reads a counter of a network namespace from a file that has a line of names and one of numbers
-// for each group.
+// kernelCount reads a counter of a network namespace from a file that has a line of names and one of numbers for each group,
+// or, without groups, a line for each counter.
 func kernelCount(t *testing.T, ns *testenv.Namespace, file, group, name string) int {
 	t.Helper()
 	var text []byte
@@ -317,20 +317,23 @@ func kernelCount(t *testing.T, ns *testenv.Namespace, file, group, name string) 
 	var names []string
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line)
-		if fields[0] != group+":" {
+		if group == "" {
+			names, fields = fields[:1], fields[1:]
+		} else if fields[0] != group+":" {
 			continue
-		}
-		if names == nil {
+		} else if names == nil {
 			names = fields
 			continue
 		}
-		n, err := strconv.Atoi(fields[slices.Index(names, name)])
-		if err != nil {
-			t.Fatalf("%s of %s: %v", name, file, err)
+		if i := slices.Index(names, name); i >= 0 {
+			n, err := strconv.Atoi(fields[i])
+			if err != nil {
+				t.Fatalf("%s of %s: %v", name, file, err)
+			}
+			return n
 		}
-		return n
 	}
-	t.Fatalf("%s has no %s", file, group)
+	t.Fatalf("%s has no %s of %q", file, name, group)
 	return 0
 }
 
