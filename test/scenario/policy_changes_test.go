@@ -357,14 +357,9 @@ func TestPolicySwappedUnderLoad(t *testing.T) {
 	}
 }
 
-// A policy of many rules is replaced by as many system calls as one of few rules, except before Linux 5.13. None of the former
-// rules stay.
+// A policy of many rules is replaced by as many system calls as one of few rules. None of the former rules stay.
 func TestPolicyReplacementCost(t *testing.T) {
-	version, err := testenv.KernelVersion()
-	testenv.Must(t, err)
-	if version.Less(testenv.Version{Major: 5, Minor: 13}) {
-		t.Skipf("LPM tries have batches since kernel 5.13, this is %s", version)
-	}
+	testenv.Require(t, testenv.TrieBatches)
 	n := newNetworkWith(t, withKeys(`"ipMasq": true`))
 	pod := n.AddPod(t, "pod", nil)
 	replace := func(rules int, port uint16) (calls int) {

@@ -27,6 +27,8 @@ var (
 
 	MemoryGroups = Feature{Name: "BPF memory in cgroups", Since: Version{5, 11}, Probe: probeMemoryGroups}
 
+	TrieBatches = Feature{Name: "batches of LPM tries", Since: Version{5, 13}, Probe: probeTrieBatches}
+
 	Netkit = Feature{Name: "netkit", Module: "netkit", Probe: probeNetkit}
 
 	VXLAN = Feature{Name: "VXLAN", Module: "vxlan", Probe: probeVXLAN}
@@ -182,6 +184,17 @@ func probeMemoryGroups() error {
 		return err
 	}
 	return m.Close()
+}
+
+func probeTrieBatches() error {
+	const noPrealloc = 1 // BPF_F_NO_PREALLOC
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 8, ValueSize: 4, MaxEntries: 1, Flags: noPrealloc})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	_, err = m.BatchUpdate([][8]byte{{}}, []uint32{0}, nil)
+	return err
 }
 
 func probeFileMarks() error {
