@@ -213,6 +213,17 @@ func TestPolicyOfEndedConnections(t *testing.T) {
 		const number = 50
 		n := newNetworkWith(t, conflist)
 		client, server := n.AddPod(t, "client", nil), n.AddPod(t, "server", nil)
+		established := func() (flows []maps.Flow) {
+			n.withDatapath(t, func(datapath *loader.Datapath) {
+				for _, flow := range must(maps.Flows(datapath)) {
+					if flow.State == maps.FlowState(bpf.FlowEstablished) {
+						flows = append(flows, flow)
+					}
+				}
+			})
+			return flows
+		}
+		var open []*testenv.Client
 		for _, f := range testenv.Families {
 			testenv.Must(t, n.Outside.AddRoute(f.PodSubnet, f.Node))
 			inPod := serve(t, server.Namespace, "tcp", at(f.Pod(server), 80))
@@ -227,17 +238,22 @@ func TestPolicyOfEndedConnections(t *testing.T) {
 				for range number {
 					reach(t, path.from, "tcp", path.addr, path.to)
 				}
+				last := connect(t, path.from, "tcp", netip.AddrPort{}, path.addr)
+				ask(t, last, path.to)
+				open = append(open, last)
 			}
 		}
-		testenv.Eventually(t, "the ends of the connections", func() (err error) {
-			n.withDatapath(t, func(datapath *loader.Datapath) {
-				for _, flow := range must(maps.Flows(datapath)) {
-					if flow.State == maps.FlowState(bpf.FlowEstablished) {
-						err = fmt.Errorf("%s: %v", flow, flow.State)
-					}
-				}
-			})
-			return err
+		if len(established()) == 0 {
+			t.Errorf("%d connections are open, got no established flow", len(open))
+		}
+		for _, last := range open {
+			testenv.Must(t, last.Close())
+		}
+		testenv.Eventually(t, "the ends of the connections", func() error {
+			if flows := established(); len(flows) > 0 {
+				return fmt.Errorf("got %v", flows)
+			}
+			return nil
 		})
 	})
 }
