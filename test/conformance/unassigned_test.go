@@ -62,9 +62,8 @@ func TestUnassignedRoutes(t *testing.T) {
 	h.gc(t, withKey(dual("1.1.0"), currentKey, list{}))
 	h.wantRefused(t, "after GC of the first network", part)
 
-	for _, route := range []string{part, ipv4, ipv6} {
-		h.Node.Run(t.Context(), "ip", "route", "del", "unreachable", route)
-	}
+	h.run(t, "ip route del unreachable "+part)
+	h.wantRefused(t, "after another tool has removed the last one")
 	first.add(t)
 	second.add(t)
 	h.wantRefused(t, "after ADD, which restores them", ipv4, part, ipv6)
