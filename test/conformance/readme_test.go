@@ -47,10 +47,14 @@ func TestREADMEIsShort(t *testing.T) {
 }
 
 // documents returns all of the repository.
-func documents() (files []string) {
+func documents(t *testing.T) (files []string) {
+	t.Helper()
 	for _, pattern := range []string{"*", "*/*", "*/*/*", "*/*/*/*"} {
 		found, _ := filepath.Glob(filepath.Join(repository, pattern+".md"))
 		files = append(files, found...)
+	}
+	if !slices.Contains(files, readme) {
+		t.Fatalf("documents: got %v, want %s among them", files, readme)
 	}
 	return files
 }
@@ -59,7 +63,7 @@ var relativeLink = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
 
 // TestREADMELinks requires that links between documents lead to files and to sections that exist.
 func TestREADMELinks(t *testing.T) {
-	for _, file := range documents() {
+	for _, file := range documents(t) {
 		for _, match := range relativeLink.FindAllStringSubmatch(string(testenv.ReadFile(t, file)), -1) {
 			target := file
 			if match[1] != "" {
@@ -108,8 +112,10 @@ func TestREADMECommands(t *testing.T) {
 		return err
 	})
 	testenv.Must(t, err)
-	for _, file := range documents() {
+	unused := maps.Clone(commandTests)
+	for _, file := range documents(t) {
 		name, _ := filepath.Rel(repository, file)
+		delete(unused, name)
 		blocks := testenv.Commands(t, file)
 		if len(blocks) != len(commandTests[name]) {
 			t.Errorf("%s: got %d blocks of commands and %d tests of them", name, len(blocks), len(commandTests[name]))
@@ -128,6 +134,9 @@ func TestREADMECommands(t *testing.T) {
 				t.Errorf("%s: no %s that reads it", name, test)
 			}
 		}
+	}
+	if len(unused) > 0 {
+		t.Errorf("there are tests of documents that do not exist: %v", unused)
 	}
 }
 
