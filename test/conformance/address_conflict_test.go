@@ -107,13 +107,18 @@ func TestSysctlGone(t *testing.T) {
 			trace := filepath.Join(t.TempDir(), "trace")
 			h.wrapPlugin(t, fmt.Sprintf(`exec strace -f -qq -o %s -P /proc/sys/net/ipv6/conf/%s/accept_ra -e inject=openat:error=ENOENT:when=%d "$1"`,
 				trace, testenv.UplinkName, nth))
-			for hasFailed := false; !hasFailed; p.del(t) { // strace counts the calls of each thread
+			testenv.Eventually(t, "an error of the call", func() error { // strace counts the calls of each thread
 				for name, value := range map[string]string{"all/forwarding": "0", testenv.UplinkName + "/accept_ra": "1"} {
 					testenv.Must(t, h.Node.SetSysctl("net/ipv6/conf/"+name, value))
 				}
 				p.add(t)
-				hasFailed = strings.Contains(string(testenv.ReadFile(t, trace)), "INJECTED")
-			}
+				text := string(testenv.ReadFile(t, trace)) // before DEL, which writes it, too
+				p.del(t)
+				if !strings.Contains(text, "INJECTED") {
+					return fmt.Errorf("got the calls %s", text)
+				}
+				return nil
+			})
 		})
 	}
 }
