@@ -22,17 +22,17 @@ import (
 func withoutTracefs(t *testing.T, do func()) {
 	t.Helper()
 	mounts := map[string]string{"/sys/kernel/tracing": "tracefs", "/sys/kernel/debug": "debugfs"}
-	for dir := range mounts {
+	for dir, kind := range mounts {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Fatalf("unmount %s: %v", dir, err)
 		}
+		defer func() { // also if do ends the test
+			if err := unix.Mount(kind, dir, kind, 0, ""); err != nil {
+				t.Errorf("mount %s: %v", dir, err)
+			}
+		}()
 	}
 	do()
-	for dir, kind := range mounts {
-		if err := unix.Mount(kind, dir, kind, 0, ""); err != nil {
-			t.Fatalf("mount %s: %v", dir, err)
-		}
-	}
 }
 
 func (h *host) run(t *testing.T, line string) {
