@@ -81,6 +81,9 @@ func fill(m *ebpf.Map) error {
 // eachMap calls do with the pinned maps that user space can write.
 func eachMap(dir string, do func(*ebpf.Map) error) error {
 	pins, err := filepath.Glob(filepath.Join(dir, "maps", "*"))
+	if len(pins) == 0 {
+		return errors.Join(err, errors.New(dir+" has no maps"))
+	}
 	for _, pin := range pins {
 		m, loadErr := ebpf.LoadPinnedMap(pin, nil)
 		if loadErr != nil {
