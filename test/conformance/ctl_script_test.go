@@ -361,7 +361,7 @@ func (s *script) ask(to, from *testenv.Namespace, protocol string, remote, serve
 	}
 	s.Cleanup(func() { opened.Close() })
 	s.clients = append(s.clients, client{opened, server.Addr()})
-	for range 64 { // each CPU counts its own
+	for range testenv.OffloadRequests {
 		if _, err := opened.Ask(testenv.Context(s), "hello"); err != nil {
 			return err
 		}

@@ -171,7 +171,7 @@ func quietConnection(t *testing.T, from, to *testenv.Namespace, remote netip.Add
 	testenv.Must(t, err)
 	t.Cleanup(func() { server.Close() })
 	ends := [...]net.Conn{client, server}
-	for i := range 40 { // then it is offloaded
+	for i := range 2 * testenv.OffloadRequests { // then it is offloaded
 		if _, err := ends[i%2].Write([]byte("hello")); err != nil {
 			t.Fatal(err)
 		}

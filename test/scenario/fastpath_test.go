@@ -315,18 +315,18 @@ const conntrackRetransmissions = 3
 // usesBeforeQuiet begin the offload of a connection, and end with data of one side or the other.
 var usesBeforeQuiet = map[string]func(t *testing.T, client, server net.Conn){
 	"requests": func(t *testing.T, client, server net.Conn) {
-		for range offloadRequests {
+		for range testenv.OffloadRequests {
 			send(t, client, server, "request")
 			send(t, server, client, "reply")
 		}
 	},
 	"messages of the client": func(t *testing.T, client, server net.Conn) {
-		for range 2 * offloadRequests {
+		for range 2 * testenv.OffloadRequests {
 			send(t, client, server, "message")
 		}
 	},
 	"messages of the server": func(t *testing.T, client, server net.Conn) {
-		for range 2 * offloadRequests {
+		for range 2 * testenv.OffloadRequests {
 			send(t, server, client, "message")
 		}
 	},

@@ -46,7 +46,7 @@ func (all pairs) settle(t *testing.T) {
 	t.Helper()
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
-	for start, i := time.Now(), 0; i < offloadRequests || time.Since(start) < streamAge; i++ {
+	for start, i := time.Now(), 0; i < testenv.OffloadRequests || time.Since(start) < streamAge; i++ {
 		all.exchange(t)
 		<-ticker.C
 	}

@@ -99,7 +99,7 @@ func TestRoutesWithGateways(t *testing.T) {
 					server := serve(t, tc.server, protocol, at(tc.route.behind(), 0))
 					client := connect(t, pod.Namespace, protocol, netip.AddrPort{}, server)
 					defer client.Close()
-					for range offloadRequests {
+					for range testenv.OffloadRequests {
 						if seen := ask(t, client, tc.server); seen.Addr() != tc.seen {
 							t.Fatalf("%s sees %s, want %s", tc.server.Name, seen, tc.seen)
 						}
@@ -142,7 +142,7 @@ func TestGatewayPodComesAndGoes(t *testing.T) {
 				reachUntranslated(t, pod.Namespace, protocol, server, remote)
 				client := connect(t, remote, protocol, at(addr, 0), podServer)
 				defer client.Close()
-				for range offloadRequests {
+				for range testenv.OffloadRequests {
 					if seen := ask(t, client, pod.Namespace); seen.Addr() != addr {
 						t.Fatalf("pod sees %s, want %s", seen, addr)
 					}

@@ -115,7 +115,7 @@ func TestConntrackIgnoresBlindResets(t *testing.T) {
 						outside.send(t, q.blindly(flags, resets, expected)...)
 						ping(t, n.Outside, f.Node) // comes after them
 						n.wantTracked(t, q, "after an attack")
-						for range offloadRequests {
+						for range testenv.OffloadRequests {
 							q.use(t)
 						}
 						n.wantTracked(t, q, "after more traffic")

@@ -50,7 +50,7 @@ func TestServiceAndBackendFromOnePort(t *testing.T) {
 					testenv.Must(t, err)
 					defer socket.Close()
 					for _, server := range servers {
-						for range offloadRequests {
+						for range testenv.OffloadRequests {
 							askFrom(t, socket, server)
 						}
 					}

@@ -58,7 +58,7 @@ func TestPolicyChanges(t *testing.T) {
 				} {
 					client := connect(t, c.from, protocol, netip.AddrPort{}, c.to)
 					t.Cleanup(func() { client.Close() })
-					for range offloadRequests {
+					for range testenv.OffloadRequests {
 						testenv.Must(t, askOnce(t, client))
 					}
 					clients[name+", "+f.Name+" "+protocol] = client
@@ -130,7 +130,7 @@ func TestPolicyOfManyConnections(t *testing.T) {
 			way := ways[i%len(ways)]
 			client := connect(t, way.client, "tcp", netip.AddrPort{}, way.dial)
 			t.Cleanup(func() { client.Close() })
-			for range offloadRequests {
+			for range testenv.OffloadRequests {
 				testenv.Must(t, askOnce(t, client))
 			}
 			if way.dial.Port() == admitted {

@@ -60,7 +60,7 @@ func pipe(t *testing.T, from, to *testenv.Namespace, listen, dial netip.AddrPort
 	server.Conn, err = listener.Accept()
 	testenv.Must(t, err)
 	t.Cleanup(func() { client.Close(); server.Close() })
-	for range offloadRequests {
+	for range testenv.OffloadRequests {
 		for _, way := range [][2]side{{client, server}, {server, client}} {
 			_, err := way[0].Write([]byte("x"))
 			testenv.Must(t, err)

@@ -399,7 +399,7 @@ func TestReusedPortsOfServices(t *testing.T) {
 			}
 			local := at(f.Pod(a), row.port)
 			client := connect(t, a.Namespace, protocol, local, row.dial)
-			for range offloadRequests {
+			for range testenv.OffloadRequests {
 				if seen := ask(t, client, row.server); row.server != n.Outside && seen != local {
 					t.Errorf("%s: the server sees %s, want %s", row.name, seen, local)
 				}

@@ -142,7 +142,7 @@ func (n *network) wantRetargeted(t *testing.T, protocol string, client *testenv.
 	})
 	if protocol == "udp" {
 		testenv.Eventually(t, "the cached decisions of all CPUs to end", func() error {
-			for range offloadRequests {
+			for range testenv.OffloadRequests {
 				if reply, err := ask(); err != nil || reply.Server != server.Namespace.Name {
 					return fmt.Errorf("reply from %s (%v)", reply.Server, err)
 				}
@@ -156,7 +156,7 @@ func (n *network) wantRetargeted(t *testing.T, protocol string, client *testenv.
 func (n *network) wantCloseSeen(t *testing.T, from *testenv.Namespace, protocol string, service netip.AddrPort) {
 	t.Helper()
 	client := connect(t, from, protocol, netip.AddrPort{}, service)
-	for range offloadRequests {
+	for range testenv.OffloadRequests {
 		testenv.Must(t, askOnce(t, client))
 	}
 	testenv.Must(t, client.Close())

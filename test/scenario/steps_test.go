@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -45,10 +44,6 @@ func connect(t *testing.T, from *testenv.Namespace, protocol string, local, to n
 	return client
 }
 
-// offloadRequests is the number of requests of a connection after which the next packets of both sides bypass the stack, on
-// whichever CPUs they are: each CPU leaves the first 8 or 9 packets of a side to the stack (OFFLOAD_AFTER in offload.h).
-var offloadRequests = (9 + 1) * runtime.NumCPU()
-
 // ask sends a request over a client's socket, wants the reply from the server in want, and returns
 // the client's address as the server sees it.
 func ask(t *testing.T, client *testenv.Client, want *testenv.Namespace) (seen netip.AddrPort) {
@@ -66,7 +61,7 @@ func ask(t *testing.T, client *testenv.Client, want *testenv.Namespace) (seen ne
 // askOften sends as many requests as offload a connection, where its network does that.
 func askOften(t *testing.T, client *testenv.Client, want *testenv.Namespace) {
 	t.Helper()
-	for range offloadRequests {
+	for range testenv.OffloadRequests {
 		ask(t, client, want)
 	}
 }

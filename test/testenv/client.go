@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"runtime"
 	"strconv"
 	"strings"
 )
@@ -21,6 +22,10 @@ type Client struct {
 	reader *bufio.Reader // for TCP
 	number int
 }
+
+// OffloadRequests is the number of requests of a connection after which the next packets of both sides bypass the stack, on
+// whichever CPUs they are: each CPU leaves the first 8 or 9 packets of a side to the stack (OFFLOAD_AFTER in offload.h).
+var OffloadRequests = (9 + 1) * runtime.NumCPU()
 
 // NewClient connects to an echo server over "tcp" or "udp". With the zero local, the
 // kernel chooses the address. The caller must close the client.
