@@ -13,6 +13,7 @@
 #pragma once
 
 #include "checksum.h"
+#include "conntrack.h"
 #include "fib.h"
 #include "fwd_stack.h"
 #include "fwd_track.h"
@@ -60,6 +61,25 @@ static __noinline struct fwd_entry *fwd_cache_take(struct __sk_buff *skb, const 
 		return NULL;
 	}
 	return fwd_tracks(entry, p) && !fwd_track(entry) ? NULL : entry;
+}
+
+/*
+ * Has the entry translate its packets as conntrack does. That holds for at most 50 ms, a fourth of other decisions' time.
+ */
+static __always_inline void fwd_entry_translate_ct(struct fwd_entry *entry,
+						   const struct ct_translation *t)
+{
+	if (ct_changes_src(t) && ct_changes_dst(t)) {
+		entry->nat = FWD_NAT_BOTH;
+		entry->nat_addr = t->out.dst;
+		entry->nat_port = t->out.dport;
+		entry->src_addr = t->out.src;
+		entry->src_port = t->out.sport;
+	} else {
+		fwd_entry_translate(entry, SIDE_DST, &t->out.dst, t->out.dport);
+		fwd_entry_translate(entry, SIDE_SRC, &t->out.src, t->out.sport);
+	}
+	entry->updated -= config.cache_jiffies - config.cache_jiffies / 4;
 }
 
 /*

@@ -2,7 +2,6 @@
 /* The entries of the forwarding cache (fwd_cache.h). */
 #pragma once
 
-#include "conntrack.h"
 #include "endpoint.h"
 #include "packet.h"
 #include "tag.h"
@@ -180,25 +179,6 @@ static __always_inline void fwd_entry_translate(struct fwd_entry *entry, enum si
 	entry->nat = side == SIDE_SRC ? FWD_NAT_SRC : FWD_NAT_DST;
 	entry->nat_addr = *addr;
 	entry->nat_port = port;
-}
-
-/*
- * Has the entry translate its packets as conntrack does. That holds for at most 50 ms, a fourth of other decisions' time.
- */
-static __always_inline void fwd_entry_translate_ct(struct fwd_entry *entry,
-						   const struct ct_translation *t)
-{
-	if (ct_changes_src(t) && ct_changes_dst(t)) {
-		entry->nat = FWD_NAT_BOTH;
-		entry->nat_addr = t->out.dst;
-		entry->nat_port = t->out.dport;
-		entry->src_addr = t->out.src;
-		entry->src_port = t->out.sport;
-	} else {
-		fwd_entry_translate(entry, SIDE_DST, &t->out.dst, t->out.dport);
-		fwd_entry_translate(entry, SIDE_SRC, &t->out.src, t->out.sport);
-	}
-	entry->updated -= config.cache_jiffies - config.cache_jiffies / 4;
 }
 
 /* Voids the entry of p, which is too long for its route: the route may have changed. */
