@@ -102,14 +102,14 @@ func (s *setup) openFlows() error {
 	return nil
 }
 
-// checkFlows checks that the datapath has the flows.
+// checkFlows checks that the datapath has the flows, but for a few whose bucket was full.
 func (s *setup) checkFlows() error {
 	if s.Flows == smallest.Flows || !s.ours {
 		return nil
 	}
 	return s.topology.Node.WithDatapath(func(dp *loader.Datapath) error {
 		flows, err := maps.Flows(dp)
-		if err == nil && len(flows) < s.Flows {
+		if err == nil && len(flows) < s.Flows*99/100 {
 			err = fmt.Errorf("%d flows, expected %d", len(flows), s.Flows)
 		}
 		return err

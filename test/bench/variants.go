@@ -167,7 +167,7 @@ func (p plannedSetup) conflist(subnets [2]netip.Prefix, dataDir string) ([]byte,
 			}
 		}
 		if p.ours && p.Flows > smallest.Flows {
-			whole["maxFlows"] = 2 * max(p.Flows, minFlows) // none is replaced
+			whole["maxFlows"] = 4 * max(p.Flows, minFlows) // one container opens all, and gets at most 12 of 16 places of a bucket
 		}
 		list = append(list, whole)
 	}
