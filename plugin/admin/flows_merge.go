@@ -104,7 +104,7 @@ func (l *flowList) addTranslatedByHost(flows []maps.FlowEntry, offloads []maps.O
 		before = slices.DeleteFunc(before, func(e maps.FlowEntry) (isAdded bool) {
 			for i, after := range byCT[e.CT] {
 				server := slices.Index(after.Sides[:], e.NAT)
-				if server < 0 || isMasqueraded != (after.Sides[1-server] != e.Local) {
+				if server < 0 || after.Protocol != e.Protocol || isMasqueraded != (after.Sides[1-server] != e.Local) {
 					continue
 				}
 				c := connectionOf(e)

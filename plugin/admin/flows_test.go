@@ -59,6 +59,7 @@ func TestFlowsMerge(t *testing.T) {
 		e.CT = ct
 		return e
 	}
+	ofUDP := func(e maps.OffloadEntry) maps.OffloadEntry { e.Protocol = maps.UDP; return e }
 	decision := func(src, dst, nat string, natSrc bool, state string, idle time.Duration) maps.CacheEntry {
 		return maps.CacheEntry{Protocol: maps.TCP, Src: side(src), Dst: side(dst), NAT: side(nat), NATSrc: natSrc, State: state, Idle: idle}
 	}
@@ -150,6 +151,15 @@ func TestFlowsMerge(t *testing.T) {
 			name: "by the host's rules, beside one that had conntrack's entry", want: []string{pod + " > " + serviceIP + ",  > " + pod2 + ", ESTABLISHED offload by host"},
 			flows:    []maps.FlowEntry{service(7, "10.84.0.2:4001", pod2), service(7, pod, pod2)},
 			offloads: []maps.OffloadEntry{translated(7, pod2, pod, "open")},
+		},
+		{
+			name: "by the host's rules, both sides, beside one of another protocol that had conntrack's entry",
+			want: []string{
+				pod + " > " + serviceIP + ", " + gateway + " > " + pod2 + ", ESTABLISHED offload by host",
+				"10.84.0.1:4001 > " + pod2 + ",  > , ESTABLISHED offload",
+			},
+			flows:    []maps.FlowEntry{service(7, pod, pod2)},
+			offloads: []maps.OffloadEntry{ofUDP(translated(7, pod2, "10.84.0.1:4001", "open")), translated(7, pod2, gateway, "open")},
 		},
 	} {
 		var l flowList
