@@ -413,7 +413,7 @@ struct queued_frag {
 
 /*
  * prefixes: sets of destinations that are not masqueraded, of clients that may use a host port, and of
- * routes of containers. The value is the gateway of a route, else all zeros, as where that is the host.
+ * routes of containers. The value is a route's gateway. All zeros: the host, or the prefix is no route.
  * nodes: the prefixes of the cluster's other nodes; the set is 0.
  * The set comes before the address, so prefixlen is 32 longer than the
  * address's (and another 96 for IPv4).

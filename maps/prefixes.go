@@ -44,6 +44,7 @@ func (s *Store) AddPrefixes(prefixes []netip.Prefix) error {
 	return nil
 }
 
+// putPrefix writes an entry. value is the gateway of a route, or zeros.
 func (s *Store) putPrefix(key bpf.PrefixKey, value bpf.Addr) error {
 	if err := s.dp.OpenOnDemand(bpf.MapPrefixes); err != nil {
 		return err
