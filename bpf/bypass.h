@@ -171,6 +171,14 @@ static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, struct packet
 	return bypass_is_allowed(p, c, FAST_PATH_ESTABLISHED, &p->dst, p->dport);
 }
 
+/* Sends the packet to the next hop. to_uplink sees it at once, unless the neighbor's address is unknown. */
+static __always_inline int bypass_send(struct __sk_buff *skb, struct next_hop *next)
+{
+	if (next->tunnel)
+		return node_redirect(skb, (const struct addr *)next->neigh.ipv6_nh);
+	return bpf_redirect_neigh(next->ifindex, &next->neigh, sizeof(next->neigh), 0);
+}
+
 /*
  * From a container to the outside. VERDICT_NEXT: by the stack. to_uplink translates
  * the packet either way. If the next hop's MAC address is unknown, the stack
@@ -180,33 +188,36 @@ static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, struct packet
 static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 				       const struct device *device, const struct endpoint *from)
 {
-	struct next_hop next;
+	struct ct_translation *t = ct_scratch_get();
 	struct connection c;
 	long result;
 
+	if (!t)
+		return VERDICT_NEXT;
 	offload_set_ends(&c, from, NULL, 0);
 	if (skb->pkt_type != PACKET_HOST ||
 	    !bypass_is_allowed(p, &c, bypass_fast_path_outside(p->decided.fast_path, p, device),
 			       &p->dst, p->dport))
 		return VERDICT_NEXT;
-	result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), &next);
+	result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), &t->next);
 	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 		fwd_cache_remove(p);
 	if (result != BPF_FIB_LKUP_RET_SUCCESS &&
 	    (result != BPF_FIB_LKUP_RET_NO_NEIGH || p->protocol != IPPROTO_TCP || p->tcp_syn))
 		return VERDICT_NEXT;
-	c.uplink = next.ifindex;
+	c.uplink = t->next.ifindex;
 	if (!bypass_uplink_allows(skb, p, &c, from->fast_path))
 		return VERDICT_NEXT;
-	if (c.offload ? c.offload->uplink != next.ifindex : !is_uplink(next.ifindex))
+	if (c.offload ? c.offload->uplink != c.uplink : !is_uplink(c.uplink))
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
+	t->in = *packet_tuple(p);
+	t->out = t->in;
+	t->sent = result == BPF_FIB_LKUP_RET_SUCCESS;
 	skb->tc_index = (p->decided.uncached ? TAG_BYPASS_ONCE : TAG_BYPASS) |
 			(c.offload ? TAG_OBSERVE : 0) | tag_judged(p);
-	if (next.tunnel)
-		return node_redirect(skb, (const struct addr *)next.neigh.ipv6_nh);
-	return bpf_redirect_neigh(next.ifindex, &next.neigh, sizeof(next.neigh), 0);
+	return bypass_send(skb, &t->next);
 }
 
 /*

@@ -100,7 +100,7 @@ struct ct_translation {
 	struct fwd_key out; /* after: at the last hook. The key's other members are as in in */
 	__u64 ct;	    /* the address of conntrack's entry */
 	bool reply;	    /* the packet goes to the connection's opener */
-	bool sent;	    /* from_container sends it out, for to_uplink */
+	bool sent; /* from_container sends it out at once, by next, for to_uplink; it may be unchanged */
 	struct next_hop next;
 };
 

@@ -276,9 +276,7 @@ __noinline int ct_nat_redirect(struct __sk_buff *skb)
 	t->sent = true;
 	skb->tc_index =
 		(p->decided.uncached ? TAG_BYPASS_ONCE : TAG_BYPASS) | TAG_OBSERVE | tag_judged(p);
-	if (t->next.tunnel)
-		return node_redirect(skb, (const struct addr *)t->next.neigh.ipv6_nh);
-	return bpf_redirect_neigh(t->next.ifindex, &t->next.neigh, sizeof(t->next.neigh), 0);
+	return bypass_send(skb, &t->next);
 }
 
 /* Forwards p, whose connection the host's rules translate, past the stack. VERDICT_NEXT: by the stack. */

@@ -184,6 +184,7 @@ static __noinline long fib_next_hop(struct __sk_buff *skb, const struct packet *
 	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT)
 		return node_next_hop(p, len, next);
 	next->tunnel = false;
+	next->max_len = fib.tot_len > len ? fib.tot_len : len; /* the MTU, since Linux 5.12 */
 	next->ifindex = fib.ifindex;
 	next->neigh.nh_family = fib.family;
 	__builtin_memcpy(next->neigh.ipv6_nh, fib.ipv6_dst, sizeof(next->neigh.ipv6_nh));

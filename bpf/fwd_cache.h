@@ -159,37 +159,35 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 	struct ct_translation *t = ct_scratch_get();
 	struct packet *p = pkt_scratch_get();
 	struct fwd_entry *entry;
-	struct next_hop next;
+	bool sent, translated;
 	__u32 flow_kind;
-	bool translated;
 
 	if (!p || !t)
 		return 0;
-	translated = t->sent && ct_tuple_equal(&t->out, packet_tuple(p));
+	sent = t->sent && t->next.ifindex == skb->ifindex &&
+	       ct_tuple_equal(&t->out, packet_tuple(p));
 	t->sent = false;
-	flow_kind = translated || p->decided.offloaded ? 0 : p->decided.flow_kind;
+	if (!sent)
+		return 0;
+	translated = ct_changes_src(t) || ct_changes_dst(t);
+	flow_kind = p->decided.offloaded ? 0 : p->decided.flow_kind;
 	if (!fwd_cacheable(p) || (fwd_changes_state(p) && !fwd_opens_tracked(p, flow_kind)))
-		return 0;
-	if (translated)
-		next = t->next;
-	else if (fib_next_hop(skb, p, skb->ingress_ifindex, packet_segment_len(skb, p), &next))
-		return 0;
-	if (next.ifindex != skb->ifindex)
 		return 0;
 	entry = fwd_cache_store_sent(skb, p, t, translated);
 	if (!entry)
 		return 0;
-	if (next.tunnel) {
-		__builtin_memcpy(&entry->node.remote, next.neigh.ipv6_nh,
+	if (t->next.tunnel) {
+		__builtin_memcpy(&entry->node.remote, t->next.neigh.ipv6_nh,
 				 sizeof(entry->node.remote));
 		if (bpf_skb_load_bytes(skb, 0, entry->node.macs, sizeof(entry->node.macs)))
 			return 0; /* and the entry says: by the stack */
 	} else {
-		entry->next_hop = next.neigh;
+		entry->next_hop = t->next.neigh;
 	}
+	entry->max_len = t->next.max_len;
 	entry->flow_kind = entry->nat ? flow_kind : 0;
 	entry->ifindex = skb->ifindex;
-	entry->action = next.tunnel ? FWD_NODE : FWD_NEXT_HOP;
+	entry->action = t->next.tunnel ? FWD_NODE : FWD_NEXT_HOP;
 	return 0;
 }
 

@@ -29,6 +29,7 @@
 struct next_hop {
 	__u32 ifindex;
 	bool tunnel;		      /* the next hop is a node, behind the tunnel */
+	__u32 max_len;		      /* largest IP packet that is known to fit, in bytes */
 	struct bpf_redir_neigh neigh; /* tunnel: its address as in struct node */
 };
 
@@ -183,6 +184,7 @@ static __always_inline long node_next_hop(const struct packet *p, __u32 len, str
 	if (len > node->mtu)
 		return BPF_FIB_LKUP_RET_FRAG_NEEDED;
 	next->tunnel = true;
+	next->max_len = node->mtu;
 	next->ifindex = cluster->tunnel;
 	next->neigh.nh_family = p->ipv6 ? AF_INET6 : AF_INET;
 	__builtin_memcpy(next->neigh.ipv6_nh, &node->remote, sizeof(node->remote));

@@ -3,6 +3,7 @@ package prog
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
@@ -120,6 +121,42 @@ func TestForwardingCacheTracksTranslated(t *testing.T) {
 				testenv.NoError(t, err)
 			})
 		}
+	}
+}
+
+// The decision for a connection's first packet holds for packets up to the route's MTU: a request is longer than a SYN.
+func TestForwardingCacheSendsUpToTheMTU(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	for _, s := range (row{on: []proto{tcp}}).scenes() {
+		t.Run(s.name, func(t *testing.T) {
+			err := h.on(0, func() error {
+				if err := errors.Join(h.start(s, always), h.handshake(&s)); err != nil {
+					return err
+				}
+				for _, tc := range []struct {
+					name    string
+					len     int
+					verdict uint32
+					cached  bool
+				}{
+					{"a request", 1400, verdictRedirect, true},
+					{"more than the MTU", 1500, verdictNext, false},
+				} {
+					sent, err := h.send(s, "pod", "pod:4000 > remote:80", func(p *testenv.Packet) {
+						p.TCPFlags, p.Seq, p.Ack, p.Payload = ack, 1001, 5001, strings.Repeat("x", tc.len)
+					})
+					if err = errors.Join(err, checkVerdict(sent.verdict, tc.verdict)); err != nil {
+						return fmt.Errorf("%s: %w", tc.name, err)
+					}
+					if cached := sent.tag == tagTranslated; cached != tc.cached {
+						return fmt.Errorf("%s: by the former decision %v, want %v", tc.name, cached, tc.cached)
+					}
+				}
+				return nil
+			})
+			testenv.NoError(t, err)
+		})
 	}
 }
 
