@@ -462,7 +462,7 @@ _Static_assert(sizeof(struct ct_nat) == sizeof(struct flow), "ct_nat");
 _Static_assert(sizeof(struct stack_note) == 16, "stack_note");
 _Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
 _Static_assert(sizeof(struct fwd_ways) == 16, "fwd_ways");
-_Static_assert(sizeof(struct fwd_entry) == 148, "fwd_entry");
+_Static_assert(sizeof(struct fwd_entry) == 152, "fwd_entry");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 _Static_assert(sizeof(struct fragment) == 12, "fragment");
 _Static_assert(sizeof(struct frag_queue_key) == 44, "frag_queue_key");

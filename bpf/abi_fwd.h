@@ -42,6 +42,7 @@ enum fwd_flags {
 	FWD_NEW = 8,           /* the entry was made by the connection's first packet */
 	FWD_KEEPS_SOURCE = 16, /* to another node, through the stack, without masquerading */
 	FWD_TRACK = 32,	       /* the next packet updates the flow of the kind flow_kind, too */
+	FWD_REPLY = 64,	       /* the source is the address that the client used: of a FLOW_DNAT */
 } __attribute__((packed)); /* one byte */
 /* clang-format on */
 
@@ -88,6 +89,7 @@ struct fwd_entry {
 			struct addr remote;
 		} node; /* FWD_NODE */
 	};
+	__u32 flow_place; /* the key in flow_table of the flow that translates the packets, plus 1; 0: not known */
 	struct addr src_addr; /* FWD_NAT_BOTH */
 	__u16 src_port;
 	/*

@@ -273,13 +273,31 @@ int from_uplink_l3(struct __sk_buff *skb)
 }
 
 /*
+ * Gives p, which the container of owner sends to the outside, the source of its connection's last packet, a moment ago on this
+ * CPU. NOT_HANDLED: there was none, or the flow has changed.
+ */
+static __noinline int uplink_repeat(struct __sk_buff *skb, struct packet *p, __u64 owner)
+{
+	struct fwd_entry *entry = packet_opens(p) ? NULL : fwd_cache_recent_source(skb, p);
+	struct flow_args *args = flow_scratch_get();
+
+	if (!entry || !args)
+		return NOT_HANDLED;
+	if (!fwd_track_sent(args, p, entry, owner))
+		return NOT_HANDLED;
+	if (p->decided.bypass) /* its entry is stored again */
+		p->decided.flow_kind = args->key.kind;
+	return forward_snat(skb, p, &entry->nat_addr, entry->nat_port);
+}
+
+/*
  * Translates the source of p, which the endpoint sends to the outside. NOT_HANDLED: it keeps
  * its source.
  */
 static __always_inline int uplink_translate(struct __sk_buff *skb, struct packet *p,
 					    struct endpoint *endpoint)
 {
-	int verdict = masq_recent(skb, p, endpoint->owner);
+	int verdict = uplink_repeat(skb, p, endpoint->owner);
 	struct host_port *port;
 	struct flow *flow;
 	bool to_node;

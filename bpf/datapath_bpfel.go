@@ -320,11 +320,12 @@ type DatapathFwdEntry struct {
 		Owner [2]uint32
 		Id    uint32
 	}
-	_        [16]byte
-	SrcAddr  DatapathAddr
-	SrcPort  uint16
-	FlowKind DatapathFlowKind
-	Pad      uint8
+	_         [16]byte
+	FlowPlace uint32
+	SrcAddr   DatapathAddr
+	SrcPort   uint16
+	FlowKind  DatapathFlowKind
+	Pad       uint8
 }
 
 type DatapathFwdFlags uint8
@@ -336,6 +337,7 @@ const (
 	DatapathFwdFlagsFWD_NEW          DatapathFwdFlags = 8
 	DatapathFwdFlagsFWD_KEEPS_SOURCE DatapathFwdFlags = 16
 	DatapathFwdFlagsFWD_TRACK        DatapathFwdFlags = 32
+	DatapathFwdFlagsFWD_REPLY        DatapathFwdFlags = 64
 )
 
 type DatapathFwdKey struct {

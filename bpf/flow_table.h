@@ -92,6 +92,26 @@ static __always_inline bool flow_is_same(const struct flow *a, const struct flow
 	       a->remote_port == b->remote_port && addr_equal(&a->nat_addr, &b->nat_addr);
 }
 
+/* Returns the place in args, which has a flow, plus 1. */
+static __always_inline __u32 flow_place_of(const struct flow_args *args)
+{
+	return args->bucket * FLOW_WAYS + args->way + 1;
+}
+
+/* Sets the place in args to the known one, which saves the hash. Returns false if it is empty. */
+static __always_inline bool flow_find_known(struct flow_args *args)
+{
+	__u32 place = args->known - 1;
+	struct flow_bucket *bucket;
+
+	args->known = 0;
+	args->bucket = place / FLOW_WAYS;
+	args->way = place % FLOW_WAYS;
+	bucket = flow_bucket_of(args);
+	args->id = bucket ? bucket->id[args->way % FLOW_WAYS] : 0;
+	return args->id;
+}
+
 /*
  * Sets the bucket of the key in args, and its place, if it has one. The hash is that of the tuple, which
  * several hooks look up for one packet; the kind changes the id.
@@ -101,6 +121,8 @@ static __always_inline void flow_find(struct flow_args *args)
 	const struct flow_key *key = &args->key;
 	struct flow_bucket *bucket;
 
+	if (args->known && flow_find_known(args))
+		return;
 	if (!flow_tuple_equal(key, &args->hashed)) {
 		args->hashed = *key;
 		args->hash = siphash_of(&key->remote, &key->local,

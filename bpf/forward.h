@@ -133,7 +133,7 @@ static __noinline int forward_snat(struct __sk_buff *skb, struct packet *p, cons
 	packet_translate(p, addr, port);
 	if (p->decided.bypass)
 		fwd_cache_store_egress(skb);
-	else if (p->decided.flow_kind == FLOW_SNAT)
+	else if (p->decided.flow_kind && !p->decided.remapped)
 		fwd_cache_record_source(skb, p);
 	if (rewrite_side(skb, SIDE_SRC))
 		return drop(skb, REASON_REWRITE);

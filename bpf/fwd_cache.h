@@ -140,7 +140,7 @@ static __noinline struct fwd_entry *fwd_cache_store_sent(struct __sk_buff *skb, 
 	if (entry && translated)
 		fwd_entry_translate_ct(entry, t);
 	else if (entry)
-		fwd_entry_translate(entry, SIDE_SRC, &p->decided.new_addr, p->decided.new_port);
+		fwd_entry_set_source(entry, p);
 	if (entry)
 		fwd_leave_hint(entry, p);
 	if (translated)
@@ -346,7 +346,7 @@ static __always_inline int fwd_redirect(struct __sk_buff *skb, const struct fwd_
  * Packets that end connections are decided in full.
  */
 static __noinline int fwd_cache_receive(struct __sk_buff *skb, struct packet *p,
-					const struct fwd_entry *entry)
+					struct fwd_entry *entry)
 {
 	struct flow_args *args = flow_scratch_get();
 

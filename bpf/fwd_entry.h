@@ -158,6 +158,7 @@ static __noinline struct fwd_entry *fwd_cache_store(struct __sk_buff *skb, const
 	entry->max_len = packet_segment_len(skb, p);
 	entry->flags = p->tcp_syn ? FWD_TRACK : 0;
 	entry->flow_kind = 0;
+	entry->flow_place = 0;
 	entry->hint_id = 0;
 	entry->policies = p->decided.policies;
 	entry->policy_generation = p->decided.policy_generation;

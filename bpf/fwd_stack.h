@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "flow_table.h"
 #include "fwd_entry.h"
 #include "tuple_hint.h"
 
@@ -171,13 +172,26 @@ static __always_inline void fwd_tag_pending(struct __sk_buff *skb, const struct 
 	skb->tc_index = tag;
 }
 
-/* Stores the new source of p, which the stack has forwarded, for the connection's next packets. */
+/* Stores p's new source for the connection's next packets. flow_scratch has its flow, if it has one. */
+static __always_inline void fwd_entry_set_source(struct fwd_entry *entry, const struct packet *p)
+{
+	struct flow_args *args = flow_scratch_get();
+
+	fwd_entry_translate(entry, SIDE_SRC, &p->decided.new_addr, p->decided.new_port);
+	entry->flags &= ~FWD_REPLY;
+	if (p->decided.flow_kind == FLOW_DNAT)
+		entry->flags |= FWD_REPLY;
+	if (args)
+		entry->flow_place = flow_place_of(args);
+}
+
+/* The same for p, which the stack has forwarded. */
 static __noinline void fwd_cache_record_source(struct __sk_buff *skb, struct packet *p)
 {
 	struct fwd_entry *entry = fwd_cache_lookup_sent(skb, p);
 
 	if (entry && !fwd_entry_bypasses(entry))
-		fwd_entry_translate(entry, SIDE_SRC, &p->decided.new_addr, p->decided.new_port);
+		fwd_entry_set_source(entry, p);
 }
 
 /*

@@ -10,9 +10,18 @@
 #include "policy_pair.h"
 #include "tuple_hint.h"
 
+/* Updates the flow with the key in args as flow_access does. The entry knows its place then. */
+static __always_inline bool fwd_access(struct flow_args *args, struct fwd_entry *entry,
+				       enum flow_access access)
+{
+	args->known = entry->flow_place;
+	entry->flow_place = flow_access(access) && args->tracked ? flow_place_of(args) : 0;
+	return entry->flow_place;
+}
+
 /* Updates the remote's flow that translates p as the entry says. Returns false if there is none. */
 static __always_inline bool fwd_track_received(struct flow_args *args, const struct packet *p,
-					       const struct fwd_entry *entry, __u64 owner)
+					       struct fwd_entry *entry, __u64 owner)
 {
 	struct flow *flow = &args->new;
 
@@ -29,31 +38,32 @@ static __always_inline bool fwd_track_received(struct flow_args *args, const str
 		flow->nat_port = p->dport;
 		flow->remote_port = p->sport;
 	}
-	return flow_access(FLOW_RECEIVED) && args->tracked && flow_is_same(&args->flow, flow);
+	return fwd_access(args, entry, FLOW_RECEIVED) && flow_is_same(&args->flow, flow);
 }
 
-/* The same for p, which a container sends. */
+/* The same for p, which a container sends, and the flow that gives it the entry's source. */
 static __always_inline bool fwd_track_sent(struct flow_args *args, const struct packet *p,
-					   const struct fwd_entry *entry, __u64 owner)
+					   struct fwd_entry *entry, __u64 owner)
 {
+	__u8 kind = entry->flags & FWD_REPLY ? FLOW_DNAT : FLOW_SNAT;
 	struct flow *flow = &args->new;
 
-	flow_sent_key(&args->key, p, entry->flow_kind);
+	flow_sent_key(&args->key, p, kind);
 	flow->owner = owner;
 	args->direct = false;
-	if (entry->flow_kind == FLOW_SNAT) {
+	if (kind == FLOW_SNAT) {
 		args->key.local = entry->nat_addr;
 		args->key.local_port = entry->nat_port;
 		flow->nat_addr = p->src;
 		flow->nat_port = p->sport;
 		flow->remote_port = 0;
 	}
-	return flow_access(FLOW_SENT) && args->tracked;
+	return fwd_access(args, entry, FLOW_SENT);
 }
 
 /* Updates the flow that translates p, which bypasses the stack, as the entry says. Returns false if there is none. */
 static __always_inline bool fwd_track_translated(struct flow_args *args, const struct packet *p,
-						 const struct fwd_entry *entry)
+						 struct fwd_entry *entry)
 {
 	bool received = entry->action == FWD_CONTAINER;
 	struct endpoint *container = endpoint_lookup(received ? &entry->nat_addr : &p->src);

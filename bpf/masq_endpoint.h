@@ -9,36 +9,12 @@
 #include "masq.h"
 #include "tunnel.h"
 
-/* Gives p the source of the flow with the key, and has masq_recent do the same for a moment. */
+/* Gives p the source of the flow with the key, and has uplink_repeat do the same for a moment. */
 static __always_inline int masq_forward(struct __sk_buff *skb, struct packet *p,
 					const struct flow_key *key)
 {
 	p->decided.flow_kind = FLOW_SNAT;
 	return forward_snat(skb, p, &key->local, key->local_port);
-}
-
-/*
- * Masquerades p like its connection's last packet, a moment ago on this CPU. NOT_HANDLED:
- * there was none, or the flow has changed.
- */
-static __noinline int masq_recent(struct __sk_buff *skb, struct packet *p, __u64 owner)
-{
-	struct fwd_entry *entry = packet_opens(p) ? NULL : fwd_cache_recent_source(skb, p);
-	struct flow_args *args = flow_scratch_get();
-
-	if (!entry || !args)
-		return NOT_HANDLED;
-	masq_key(&args->key, packet_tuple(p), &entry->nat_addr);
-	args->key.local_port = entry->nat_port;
-	args->new.owner = owner;
-	args->new.nat_addr = p->src;
-	args->new.nat_port = p->sport;
-	args->new.remote_port = 0;
-	if (!flow_access(FLOW_SENT))
-		return NOT_HANDLED;
-	if (p->decided.bypass) /* its entry is stored again */
-		p->decided.flow_kind = FLOW_SNAT;
-	return forward_snat(skb, p, &args->key.local, args->key.local_port);
 }
 
 /*

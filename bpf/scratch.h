@@ -77,6 +77,7 @@ struct flow_args {
 	bool direct;   /* FLOW_DNAT, FLOW_SENT: a flow that translates nothing, not one that does */
 	__u64 version; /* of the flow to replace */
 	__u32 replaced; /* its id; 0: the place is free */
+	__u32 known;	/* where the next lookup may find the flow: flow_place_of; 0: not known */
 	__u32 bucket;	/* of the key */
 	__u32 id;
 	struct flow_key hashed; /* the tuple of hash */
