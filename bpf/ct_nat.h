@@ -362,7 +362,8 @@ __noinline int ct_nat_observe(struct __sk_buff *skb, __u32 tag)
  */
 static __noinline bool ct_nat_receives(struct __sk_buff *skb, struct packet *p)
 {
-	if (!config.sees_hooks || !p->l3 || !port_is_marked(PORT_TRANSLATED, p->protocol, p->dport))
+	if (!config.sees_hooks || !p->l3 ||
+	    !port_may_be_marked(PORT_TRANSLATED, p->protocol, p->dport))
 		return false;
 	p->decided.fast_path = FAST_PATH_ESTABLISHED;
 	p->decided.ct_nat = bypass_knows_translated(skb);

@@ -41,7 +41,7 @@ static __noinline struct flow *flow_track_sent(const struct packet *p, __u64 own
 {
 	struct flow_args *args = flow_scratch_get();
 
-	if (!args || packet_opens(p) || !port_is_marked(PORT_REPLIES, p->protocol, p->sport))
+	if (!args || packet_opens(p) || !port_may_be_marked(PORT_REPLIES, p->protocol, p->sport))
 		return NULL;
 	flow_sent_key(&args->key, p, FLOW_DNAT);
 	args->new.owner = owner;

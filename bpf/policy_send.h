@@ -91,7 +91,7 @@ static __always_inline bool policy_is_reply(struct policy_args *args, struct pac
 	if (!flows || packet_opens(p))
 		return false;
 	flow_sent_key(&flows->key, p, FLOW_DNAT);
-	if (port_is_marked(PORT_REPLIES, p->protocol, p->sport) && flow_access(FLOW_READ) &&
+	if (port_may_be_marked(PORT_REPLIES, p->protocol, p->sport) && flow_access(FLOW_READ) &&
 	    flow->owner == args->owner && !flow_expired(flow) &&
 	    (flow->nat_port != p->sport || !addr_equal(&flow->nat_addr, &p->src))) {
 		if (policy_judge(args, p, RULE_SET_INGRESS(args->rule_sets), p->sport))
@@ -317,7 +317,7 @@ static __always_inline bool policy_is_known_sent(struct policy_args *args, struc
 
 	if (!flow)
 		return false;
-	if (!p->decided.to_host && port_is_marked(PORT_REPLIES, p->protocol, p->sport) &&
+	if (!p->decided.to_host && port_may_be_marked(PORT_REPLIES, p->protocol, p->sport) &&
 	    policy_set_peer(args, &p->dst) && args->kind == PEER_OUTSIDE &&
 	    policy_is_reply(args, p, TAG_NONE))
 		return true;

@@ -14,11 +14,18 @@ static __always_inline volatile __u8 *port_mark(enum port_mark mark, __u8 protoc
 	return marks ? marks + port % 8 : NULL;
 }
 
+/* Reports whether the port has the mark. Only ports of TCP and UDP have marks. */
 static __always_inline bool port_is_marked(enum port_mark mark, __u8 protocol, __u16 port)
 {
 	volatile __u8 *byte = is_tcp_or_udp(protocol) ? port_mark(mark, protocol, port) : NULL;
 
-	return !byte || *byte;
+	return byte && *byte;
+}
+
+/* Reports whether the port has the mark, or could have no marks. */
+static __always_inline bool port_may_be_marked(enum port_mark mark, __u8 protocol, __u16 port)
+{
+	return !is_tcp_or_udp(protocol) || port_is_marked(mark, protocol, port);
 }
 
 /* A reply port before the flow exists, because other CPUs may search for it. */
