@@ -19,7 +19,7 @@
 
 #include <linux/types.h>
 
-#define EBPFNET_ABI 12
+#define EBPFNET_ABI 13
 
 /* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
@@ -349,21 +349,17 @@ struct flow_bucket {
 #define TUPLE_HINTS 16384
 
 /*
- * port_numbers: a bit for each number that is, or was, a host port's. Key: the number divided by
- * 64; UDP's follow after TCP's, and then the same for host ports on one address.
- */
-#define PORT_NUMBER_WORDS 1024 /* of 64 bits, per protocol */
-
-/*
  * port_marks: a byte for each port and kind of mark. Never cleared. Key: the number divided by 8;
  * UDP's follow after TCP's.
  */
 #define PORT_MARK_WORDS 8192 /* of 8 bytes, per kind and protocol */
 
 enum port_mark {
-	PORT_REPLIES = 0, /* of containers: a remote has opened a flow to it */
-	PORT_TRANSLATED =
-		2, /* the host's rules have sent a remote's connection on to a container */
+	PORT_REPLIES = 0,	  /* of containers: a remote has opened a flow to it */
+	PORT_TRANSLATED = 2,	  /* the host's rules have sent a remote on to a container */
+	PORT_FORWARDED = 4,	  /* it is or was a host port's number; only ADD writes it */
+	PORT_FORWARDED_EXACT = 6, /* the same, of a host port on one address */
+	PORT_MARKS = 8,
 };
 
 /* masq_sources: addresses that an uplink has masqueraded with, the latest first. */

@@ -657,7 +657,6 @@ const (
 	DatapathMapPolicyRules    = "policy_rules"
 	DatapathMapPolicyScratch  = "policy_scratch"
 	DatapathMapPortMarks      = "port_marks"
-	DatapathMapPortNumbers    = "port_numbers"
 	DatapathMapPrefixes       = "prefixes"
 	DatapathMapRouteRules     = "route_rules"
 	DatapathMapRouted         = "routed"
@@ -767,7 +766,6 @@ type DatapathMapSpecs struct {
 	PolicyRules    *ebpf.MapSpec `ebpf:"policy_rules"`
 	PolicyScratch  *ebpf.MapSpec `ebpf:"policy_scratch"`
 	PortMarks      *ebpf.MapSpec `ebpf:"port_marks"`
-	PortNumbers    *ebpf.MapSpec `ebpf:"port_numbers"`
 	Prefixes       *ebpf.MapSpec `ebpf:"prefixes"`
 	RouteRules     *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed         *ebpf.MapSpec `ebpf:"routed"`
@@ -839,7 +837,6 @@ type DatapathMaps struct {
 	PolicyRules    *ebpf.Map `ebpf:"policy_rules"`
 	PolicyScratch  *ebpf.Map `ebpf:"policy_scratch"`
 	PortMarks      *ebpf.Map `ebpf:"port_marks"`
-	PortNumbers    *ebpf.Map `ebpf:"port_numbers"`
 	Prefixes       *ebpf.Map `ebpf:"prefixes"`
 	RouteRules     *ebpf.Map `ebpf:"route_rules"`
 	Routed         *ebpf.Map `ebpf:"routed"`
@@ -886,7 +883,6 @@ func (m *DatapathMaps) Close() error {
 		m.PolicyRules,
 		m.PolicyScratch,
 		m.PortMarks,
-		m.PortNumbers,
 		m.Prefixes,
 		m.RouteRules,
 		m.Routed,

@@ -7,22 +7,10 @@
 #include "packet.h"
 #include "port_mark.h"
 
-/* Reports whether port_numbers has the bit of a number. first: where the bits begin. */
-static __always_inline bool port_number_is_set(__u32 first, __u8 protocol, __u16 port)
-{
-	__u32 word = first + (port >> 6) + (protocol == IPPROTO_UDP ? PORT_NUMBER_WORDS : 0);
-	__u64 *bits;
-
-	if (!is_tcp_or_udp(protocol))
-		return false;
-	bits = bpf_map_lookup_elem(&port_numbers, &word);
-	return bits && *bits & 1ULL << (port & 63);
-}
-
 /* Reports whether the number is or was that of a host port. */
 static __always_inline bool is_host_port_number(__u8 protocol, __u16 port)
 {
-	return port_number_is_set(0, protocol, port);
+	return port_is_marked(PORT_FORWARDED, protocol, port);
 }
 
 /* Returns the host port at addr:port, or NULL. An exact address takes precedence over any. */
@@ -37,7 +25,7 @@ static __noinline struct host_port *host_port_find(const struct addr *addr, __u1
 	};
 	struct host_port *found = NULL;
 
-	if (port_number_is_set(2 * PORT_NUMBER_WORDS, protocol, port))
+	if (port_is_marked(PORT_FORWARDED_EXACT, protocol, port))
 		found = bpf_map_lookup_elem(&host_ports, &key);
 	if (found)
 		return found;

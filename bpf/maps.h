@@ -64,11 +64,8 @@ MAP(policy_blocks, LPM_TRIE, struct prefix_key, __u32, 262144, BPF_F_NO_PREALLOC
 /* Written by the node agent: the classes of pods' addresses, by which rules name peers. */
 MAP(peer_classes, HASH, struct addr, __u32, 65536, BPF_F_NO_PREALLOC);
 
-/* Written by ADD with a number's first host port, never cleared. */
-MAP(port_numbers, ARRAY, __u32, __u64, 4 * PORT_NUMBER_WORDS, 0);
-
-/* Written by the programs with a port's first connection, never cleared. */
-MAP(port_marks, ARRAY, __u32, __u64, 4 * PORT_MARK_WORDS, 0);
+/* Written by the programs with a port's first connection, by ADD with its first host port. */
+MAP(port_marks, ARRAY, __u32, __u64, PORT_MARKS *PORT_MARK_WORDS, 0);
 
 /* Written by every process that changes another map of the plugin. */
 MAP(generation, ARRAY, __u32, __u64, 1, 0);

@@ -200,7 +200,6 @@ const (
 	MapPolicyBlocks  = DatapathMapPolicyBlocks
 	MapPolicyRules   = DatapathMapPolicyRules
 	MapRuleSets      = DatapathMapRuleSets
-	MapPortNumbers   = DatapathMapPortNumbers
 	MapHostPorts     = DatapathMapHostPorts
 	MapMasqSources   = DatapathMapMasqSources
 	MapMovedFlows    = DatapathMapMovedFlows
@@ -236,3 +235,10 @@ const (
 
 // DropStack is the key of drop_limits for what the host's stack drops: DROP_STACK of abi_drop.h.
 const DropStack = 63
+
+// Marks in port_marks: enum port_mark of abi.h.
+const (
+	PortReplies        = 0
+	PortForwarded      = 4
+	PortForwardedExact = 6
+)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* port_marks: what the programs have learned of ports (abi.h). */
+/* port_marks: what is known of ports (abi.h). */
 #pragma once
 
 #include "maps.h"

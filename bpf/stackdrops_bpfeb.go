@@ -41,7 +41,6 @@ const (
 	StackDropsMapPolicyBlocks  = "policy_blocks"
 	StackDropsMapPolicyRules   = "policy_rules"
 	StackDropsMapPortMarks     = "port_marks"
-	StackDropsMapPortNumbers   = "port_numbers"
 	StackDropsMapPrefixes      = "prefixes"
 	StackDropsMapRouteRules    = "route_rules"
 	StackDropsMapRouted        = "routed"
@@ -128,7 +127,6 @@ type StackDropsMapSpecs struct {
 	PolicyBlocks  *ebpf.MapSpec `ebpf:"policy_blocks"`
 	PolicyRules   *ebpf.MapSpec `ebpf:"policy_rules"`
 	PortMarks     *ebpf.MapSpec `ebpf:"port_marks"`
-	PortNumbers   *ebpf.MapSpec `ebpf:"port_numbers"`
 	Prefixes      *ebpf.MapSpec `ebpf:"prefixes"`
 	RouteRules    *ebpf.MapSpec `ebpf:"route_rules"`
 	Routed        *ebpf.MapSpec `ebpf:"routed"`
@@ -191,7 +189,6 @@ type StackDropsMaps struct {
 	PolicyBlocks  *ebpf.Map `ebpf:"policy_blocks"`
 	PolicyRules   *ebpf.Map `ebpf:"policy_rules"`
 	PortMarks     *ebpf.Map `ebpf:"port_marks"`
-	PortNumbers   *ebpf.Map `ebpf:"port_numbers"`
 	Prefixes      *ebpf.Map `ebpf:"prefixes"`
 	RouteRules    *ebpf.Map `ebpf:"route_rules"`
 	Routed        *ebpf.Map `ebpf:"routed"`
@@ -228,7 +225,6 @@ func (m *StackDropsMaps) Close() error {
 		m.PolicyBlocks,
 		m.PolicyRules,
 		m.PortMarks,
-		m.PortNumbers,
 		m.Prefixes,
 		m.RouteRules,
 		m.Routed,

@@ -28,7 +28,7 @@ type Copy struct {
 // shared are the maps that the programs only read.
 var shared = []string{
 	bpf.MapCluster, bpf.MapDevices, bpf.MapEndpoints, bpf.MapGeneration, bpf.MapHostPorts, bpf.MapNodes, bpf.MapPeerClasses,
-	bpf.MapPolicies, bpf.MapPolicyBlocks, bpf.MapPolicyRules, bpf.MapPortNumbers, bpf.MapPrefixes, bpf.MapRouteRules, bpf.MapRuleSets,
+	bpf.MapPolicies, bpf.MapPolicyBlocks, bpf.MapPolicyRules, bpf.MapPrefixes, bpf.MapRouteRules, bpf.MapRuleSets,
 	bpf.MapUplinks,
 }
 

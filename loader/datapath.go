@@ -37,7 +37,7 @@ import (
 
 // ABI is the version of the map layout that this binary reads and writes: EBPFNET_ABI
 // in bpf/abi.h.
-const ABI = 12
+const ABI = 13
 
 // Datapath is an open, loaded datapath. The caller must Close it. Anyone may read
 // the maps at any time; a writer holds Lock.

@@ -43,7 +43,7 @@ var registry = map[string]mapTraits{
 	bpf.MapCluster:      {onDemand: true},
 	bpf.MapFwdCache:     {onDemand: true},
 	bpf.MapGeneration:   {onDemand: true},
-	bpf.MapPortNumbers:  {onDemand: true},
+	bpf.MapPortMarks:    {onDemand: true},
 	bpf.MapPolicies:     {onDemand: true},
 	bpf.MapPeerClasses:  {onDemand: true},
 	bpf.MapRuleSets:     {onDemand: true},

@@ -104,40 +104,41 @@ func (s *Store) specificHostPorts() ([]HostPort, error) {
 	return s.specific, nil
 }
 
-// addNumber sets the bits of a host port's number, and reports whether it was known before s. They
+// addNumber marks a host port's number, and reports whether it was known before s. The marks
 // stay, because clients may send for longer than the host port exists.
 func (s *Store) addNumber(p HostPort) (wasKnown bool, err error) {
-	if err := s.dp.OpenOnDemand(bpf.MapPortNumbers); err != nil {
+	if err := s.dp.OpenOnDemand(bpf.MapPortMarks); err != nil {
 		return false, err
 	}
-	const perWord, blocks = 64, 4
-
-	perBlock := s.dp.PortNumbers.MaxEntries() / blocks
-	word, bit := uint32(p.HostPort)/perWord, uint64(1)<<(p.HostPort%perWord)
-	if p.Protocol == UDP {
-		word += perBlock
-	}
 	if !p.HostAddr.IsUnspecified() {
-		if _, err := s.setNumber(p, word+2*perBlock, bit); err != nil {
+		if _, err := s.setNumber(p, bpf.PortForwardedExact); err != nil {
 			return false, err
 		}
 	}
-	return s.setNumber(p, word, bit)
+	return s.setNumber(p, bpf.PortForwarded)
 }
 
-// setNumber sets a bit of port_numbers, and reports whether it was set before s.
-func (s *Store) setNumber(p HostPort, word uint32, bit uint64) (wasSet bool, err error) {
-	var known uint64
-	if err := s.dp.PortNumbers.Lookup(word, &known); err != nil {
+// setNumber sets a byte of port_marks, and reports whether it was set before s. It writes the whole
+// word: no program writes those of host ports' marks, and other writers wait for the lock.
+func (s *Store) setNumber(p HostPort, mark uint32) (wasSet bool, err error) {
+	const perWord, perProtocol = 8, 1 << 16
+
+	place := mark*perProtocol + uint32(p.HostPort)
+	if p.Protocol == UDP {
+		place += perProtocol
+	}
+	var word [perWord]byte
+	if err := s.dp.PortMarks.Lookup(place/perWord, &word); err != nil {
 		return false, fmt.Errorf("look up the number of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 	}
-	if known&bit != 0 {
-		return s.newNumbers[word]&bit == 0, nil
+	if word[place%perWord] != 0 {
+		return !s.newNumbers[place], nil
 	}
-	if err := s.dp.PortNumbers.Put(word, known|bit); err != nil {
+	word[place%perWord] = 1
+	if err := s.dp.PortMarks.Put(place/perWord, word); err != nil {
 		return false, fmt.Errorf("put the number of host port %s/%s: %w", p.hostSide(), p.Protocol, err)
 	}
-	s.newNumbers[word] |= bit
+	s.newNumbers[place] = true
 	return false, nil
 }
 

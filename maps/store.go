@@ -52,8 +52,8 @@ type Store struct {
 	dp      *loader.Datapath
 	changed bool // With starts a new generation
 
-	specific   []HostPort        // see specificHostPorts; nil: not listed yet
-	newNumbers map[uint32]uint64 // see addNumber: words of port_numbers
+	specific   []HostPort      // see specificHostPorts; nil: not listed yet
+	newNumbers map[uint32]bool // see setNumber: the bytes of port_marks that s has set
 
 	revoked   []*bpf.Policy // see finishPolicies: what they admit has changed
 	hasUnused bool          // a policy no longer refers to a rule set
@@ -67,7 +67,7 @@ func With(ctx context.Context, dp *loader.Datapath, change func(*Store) error) e
 	if err != nil {
 		return err
 	}
-	s := &Store{dp: dp, newNumbers: map[uint32]uint64{}}
+	s := &Store{dp: dp, newNumbers: map[uint32]bool{}}
 	err = errors.Join(change(s), s.finish())
 	if !s.hasUnused { // others need not wait for programs
 		err = errors.Join(err, lock.Release())

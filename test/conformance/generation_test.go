@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"net"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -82,37 +83,34 @@ func TestPortNumbers(t *testing.T) {
 	h := newHost(t)
 	p := h.pod(t, "c1", with(dual("1.1.0"), "runtimeConfig.portMappings", list{
 		object{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
-		object{"hostPort": 8127, "containerPort": 81, "protocol": "tcp"}, // in one word with 8080
+		object{"hostPort": 8087, "containerPort": 81, "protocol": "tcp"}, // in one word with 8080
 		object{"hostPort": 65535, "containerPort": 53, "protocol": "udp"},
 		object{"hostPort": 8128, "containerPort": 82, "protocol": "tcp", "hostIP": "127.0.0.1"},
 	}))
-	words := map[uint32]uint64{}
-	want := map[uint32]uint64{8080 / 64: 1<<(8080%64) | 1<<(8127%64), 1024 + 65535/64: 1 << 63, 8128 / 64: 1, 2*1024 + 8128/64: 1}
+	const tcp, udp, exact = bpf.PortForwarded << 16, (bpf.PortForwarded + 1) << 16, bpf.PortForwardedExact << 16
+	want := []int{tcp + 8080, tcp + 8087, tcp + 8128, udp + 65535, exact + 8128}
 	check := func(when string) {
 		t.Helper()
+		var marked []int
 		h.withDatapath(t, func(d *loader.Datapath) error {
-			if err := d.OpenOnDemand(bpf.MapPortNumbers); err != nil {
+			if err := d.OpenOnDemand(bpf.MapPortMarks); err != nil {
 				return err
 			}
-			clear(words)
-			for word := range d.PortNumbers.MaxEntries() {
-				var bits uint64
-				if err := d.PortNumbers.Lookup(word, &bits); err != nil {
+			for word := range d.PortMarks.MaxEntries() {
+				var marks [8]byte
+				if err := d.PortMarks.Lookup(word, &marks); err != nil {
 					return err
 				}
-				if bits != 0 {
-					words[word] = bits
+				for i, mark := range marks {
+					if mark != 0 {
+						marked = append(marked, int(word)*len(marks)+i)
+					}
 				}
 			}
 			return nil
 		})
-		if len(words) != len(want) {
-			t.Errorf("words %s: got %x, want %x", when, words, want)
-		}
-		for word, bits := range want {
-			if words[word] != bits {
-				t.Errorf("word %d %s: got %x, want %x", word, when, words[word], bits)
-			}
+		if !slices.Equal(marked, want) {
+			t.Errorf("marked ports %s: got %d, want %d", when, marked, want)
 		}
 	}
 	p.add(t)

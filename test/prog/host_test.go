@@ -31,11 +31,11 @@ type host struct {
 	veth     *netlink.LinkAttrs // host end of a pod's veth
 	mac      testenv.MAC        // the uplink's current one: see l3_test.go
 
-	portNumbers map[uint32]uint64 // the words of port_numbers that are not 0
-	wasReset    time.Time
-	tag         uint32 // tc_index of the packets: see tag_test.go
-	policies    uint32 // the generation of the policies
-	ingress     uint32 // the device that has received the packets, 0: they are the host's own
+	marked   []uint32 // words of port_marks: see markPort
+	wasReset time.Time
+	tag      uint32 // tc_index of the packets: see tag_test.go
+	policies uint32 // the generation of the policies
+	ingress  uint32 // the device that has received the packets, 0: they are the host's own
 }
 
 const (
@@ -56,7 +56,7 @@ func newHost(t testing.TB) *host {
 	if err != nil {
 		t.Fatalf("load the datapath: %v", err)
 	}
-	h := &host{Namespace: testenv.New(t, "node"), programs: programs, portNumbers: map[uint32]uint64{}}
+	h := &host{Namespace: testenv.New(t, "node"), programs: programs}
 	if err := errors.Join(h.clear(), h.emptyForwardingCache(), h.forget(), h.connect(), h.setMoved(longAhead)); err != nil {
 		t.Fatalf("build the host: %v", err)
 	}
@@ -319,7 +319,7 @@ func (h *host) reset() error {
 	maps := h.programs.Maps
 	errs := []error{
 		h.flows().clear(),
-		h.clearPortNumbers(),
+		h.unmarkPorts(),
 		ignoreMissing(maps[bpf.MapDevices].Delete(uint32(h.uplink.Index))),
 		empty[bpf.HostPortKey, bpf.HostPort](maps[bpf.MapHostPorts]),
 		empty[bpf.PrefixKey, bpf.Addr](maps[bpf.MapPrefixes]),
@@ -350,33 +350,40 @@ func (h *host) clearStackNotes() error {
 	return err
 }
 
-// clearPortNumbers clears the bits that setPortNumber has set.
-func (h *host) clearPortNumbers() error {
+// unmarkPorts removes the marks that markPort has set.
+func (h *host) unmarkPorts() error {
 	var errs []error
-	for word := range h.portNumbers {
-		errs = append(errs, h.programs.Maps[bpf.MapPortNumbers].Put(word, uint64(0)))
+	for _, word := range h.marked {
+		errs = append(errs, h.programs.Maps[bpf.MapPortMarks].Put(word, uint64(0)))
 	}
-	clear(h.portNumbers)
+	h.marked = nil
 	return errors.Join(errs...)
 }
 
-// setPortNumber sets the bits of a host port's number.
-func (h *host) setPortNumber(key bpf.HostPortKey) error {
-	numbers := h.programs.Maps[bpf.MapPortNumbers]
-	word := uint32(key.Port / 64)
-	if key.Protocol == unix.IPPROTO_UDP {
-		word += numbers.MaxEntries() / 4
+// markPort sets a mark of a port until the next reset.
+func (h *host) markPort(mark uint32, protocol uint8, port uint16) error {
+	if protocol == unix.IPPROTO_UDP {
+		mark++
 	}
-	words := []uint32{word}
+	word := mark*wordsPerMark + uint32(port/8)
+	h.marked = append(h.marked, word)
+	marks := h.programs.Maps[bpf.MapPortMarks]
+	var bytes [8]byte
+	err := marks.Lookup(word, &bytes)
+	bytes[port%8] = 1
+	return errors.Join(err, marks.Put(word, bytes))
+}
+
+// wordsPerMark is PORT_MARK_WORDS.
+const wordsPerMark = 1 << 16 / 8
+
+// markNumber marks a host port's number, as package maps does.
+func (h *host) markNumber(key bpf.HostPortKey) error {
+	err := h.markPort(bpf.PortForwarded, key.Protocol, key.Port)
 	if key.Addr != wire(netip.IPv4Unspecified()) && key.Addr != wire(netip.IPv6Unspecified()) {
-		words = append(words, word+numbers.MaxEntries()/2)
+		err = errors.Join(err, h.markPort(bpf.PortForwardedExact, key.Protocol, key.Port))
 	}
-	var errs []error
-	for _, word := range words {
-		h.portNumbers[word] |= 1 << (key.Port % 64)
-		errs = append(errs, numbers.Put(word, h.portNumbers[word]))
-	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Times in moved_flows.

@@ -166,39 +166,24 @@ func sizeFor(program string, frame []byte) int {
 }
 
 // fill adds the entries of a row to the maps. Of several host ports with one target, the first
-// gets the reverse entry, as in package maps.
+// gets the reverse entry, as in package maps. The programs mark a pod's port before they create its first flow.
 func (h *host) fill(s scene, ports []hostPort, flows []flow) error {
 	var errs []error
 	for _, port := range ports {
 		key, value := port.wire(s)
-		errs = append(errs, h.programs.Maps[bpf.MapHostPorts].Put(&key, &value), h.setPortNumber(key))
+		errs = append(errs, h.programs.Maps[bpf.MapHostPorts].Put(&key, &value), h.markNumber(key))
 		key, value = port.reverse(s)
 		err := h.programs.Maps[bpf.MapHostPorts].Update(&key, &value, ebpf.UpdateNoExist)
 		if !errors.Is(err, ebpf.ErrKeyExist) {
 			errs = append(errs, err)
 		}
-		errs = append(errs, h.markReplyPort(s, key.Port))
+		errs = append(errs, h.markPort(bpf.PortReplies, key.Protocol, key.Port))
 	}
 	for _, flow := range flows {
 		key, value := flow.wire(s)
-		errs = append(errs, h.flows().Put(key, value), h.markReplyPort(s, key.LocalPort))
+		errs = append(errs, h.flows().Put(key, value), h.markPort(bpf.PortReplies, key.Protocol, key.LocalPort))
 	}
 	return errors.Join(errs...)
-}
-
-// markReplyPort marks a pod's port in port_marks, as the programs do before they create its first flow.
-func (h *host) markReplyPort(s scene, port uint16) error {
-	const perWord = 8
-
-	marks := h.programs.Maps[bpf.MapPortMarks]
-	word := uint32(port / perWord)
-	if s.proto == udp {
-		word += marks.MaxEntries() / 4
-	}
-	var bytes [perWord]byte
-	err := marks.Lookup(word, &bytes)
-	bytes[port%perWord] = 1
-	return errors.Join(err, marks.Put(word, bytes))
 }
 
 func checkVerdict(got, want uint32) error {
