@@ -196,37 +196,8 @@ struct fwd_headers4 {
 	__u16 align;
 	struct ethhdr ether;
 	struct iphdr ip;
-	__be16 sport;
-	__be16 dport;
+	struct l4_start l4;
 };
-
-/* Writes the translated address and port into headers, and updates the L4 checksum. */
-static __always_inline long fwd_translate4(struct __sk_buff *skb, const struct packet *p,
-					   const struct fwd_entry *entry,
-					   struct fwd_headers4 *headers, __u32 *ip_sum)
-{
-	bool src = entry->nat == FWD_NAT_SRC;
-	__be32 old_addr = src ? headers->ip.saddr : headers->ip.daddr;
-	__be32 new_addr = addr_ipv4(&entry->nat_addr);
-	__be16 old_port = src ? headers->sport : headers->dport;
-	__be16 new_port = bpf_htons(entry->nat_port);
-	__u64 flags;
-	__u32 checksum = checksum_offset(p, &flags);
-
-	*ip_sum = csum_add_diff32(*ip_sum, old_addr, new_addr);
-	/* No pointer to either side: Linux 5.10 would lose it. */
-	if (src) {
-		headers->ip.saddr = new_addr;
-		headers->sport = new_port;
-	} else {
-		headers->ip.daddr = new_addr;
-		headers->dport = new_port;
-	}
-	return bpf_l4_csum_replace(skb, checksum, old_addr, new_addr,
-				   flags | BPF_F_PSEUDO_HDR | sizeof(new_addr))
-		       ?: bpf_l4_csum_replace(skb, checksum, old_port, new_port,
-					      flags | sizeof(new_port));
-}
 
 /*
  * rewrite, decrement_ttl and the MAC addresses in one. For a next hop, which has
@@ -235,23 +206,37 @@ static __always_inline long fwd_translate4(struct __sk_buff *skb, const struct p
 static __noinline long fwd_rewrite4(struct __sk_buff *skb, const struct packet *p,
 				    const struct fwd_entry *entry)
 {
-	void *ip = linear_at(skb, ETH_HLEN, sizeof(struct iphdr) + 4);
+	enum side side = entry->nat == FWD_NAT_SRC ? SIDE_SRC : SIDE_DST;
+	__be32 addr = addr_ipv4(&entry->nat_addr);
 	struct fwd_headers4 headers = {};
-	__u32 ip_sum;
+	__u32 sum, diff, len = 0;
+	struct iphdr *ip = linear_at(skb, ETH_HLEN, sizeof(*ip));
 
 	if (!ip)
 		return -EINVAL;
-	headers.ip = *(struct iphdr *)ip;
-	__builtin_memcpy(&headers.sport, ip + sizeof(headers.ip), 4);
+	headers.ip = *ip;
 	headers.ip.ttl--;
-	ip_sum = (__u16)~headers.ip.check + (__u16)~bpf_htons(0x0100);
-	if (entry->nat && fwd_translate4(skb, p, entry, &headers, &ip_sum))
-		return -EINVAL;
-	headers.ip.check = csum_fold(ip_sum);
+	sum = (__u16)~headers.ip.check + (__u16)~bpf_htons(0x0100);
+	if (entry->nat) {
+		len = l4_start_read(skb, p, &headers.l4);
+		if (!len)
+			return -EINVAL;
+		if (side == SIDE_SRC) {
+			diff = csum_add_diff32(0, headers.ip.saddr, addr);
+			headers.ip.saddr = addr;
+		} else {
+			diff = csum_add_diff32(0, headers.ip.daddr, addr);
+			headers.ip.daddr = addr;
+		}
+		sum += diff;
+		if (l4_start_translate(skb, p, &headers.l4, len, side, diff,
+				       bpf_htons(entry->nat_port)))
+			return -EINVAL;
+	}
+	headers.ip.check = csum_fold(sum);
 	__builtin_memcpy(&headers.ether, entry->macs, sizeof(entry->macs));
 	headers.ether.h_proto = bpf_htons(ETH_P_IP);
-	return bpf_skb_store_bytes(skb, 0, &headers.ether, sizeof(headers) - sizeof(headers.align),
-				   0);
+	return bpf_skb_store_bytes(skb, 0, &headers.ether, ETH_HLEN + sizeof(*ip) + len, 0);
 }
 
 /* The same for IPv6. */
@@ -259,8 +244,7 @@ struct fwd_headers6 {
 	__u16 align;
 	struct ethhdr ether;
 	struct ipv6hdr ip;
-	__be16 sport;
-	__be16 dport;
+	struct l4_start l4;
 };
 
 /*
@@ -270,38 +254,31 @@ struct fwd_headers6 {
 static __noinline long fwd_translate6(struct __sk_buff *skb, const struct packet *p,
 				      const struct fwd_entry *entry)
 {
-	void *ip = linear_at(skb, ETH_HLEN, sizeof(struct ipv6hdr) + 4);
-	bool src = entry->nat == FWD_NAT_SRC;
-	__be16 old_port = bpf_htons(src ? p->sport : p->dport);
-	__be16 new_port = bpf_htons(entry->nat_port);
+	enum side side = entry->nat == FWD_NAT_SRC ? SIDE_SRC : SIDE_DST;
+	struct ipv6hdr *ip = linear_at(skb, ETH_HLEN, sizeof(*ip));
 	struct fwd_headers6 headers = {};
-	__u32 checksum, diff;
-	__u64 flags;
+	__u32 diff, len;
 
 	if (!ip)
 		return -EINVAL;
-	headers.ip = *(struct ipv6hdr *)ip;
+	headers.ip = *ip;
 	headers.ip.hop_limit--;
 	bpf_csum_update(skb, csum_add_diff32(0, bpf_htons(1), 0));
-	__builtin_memcpy(&headers.sport, ip + sizeof(headers.ip), 4);
 	__builtin_memcpy(&headers.ether, entry->macs, sizeof(entry->macs));
 	headers.ether.h_proto = bpf_htons(ETH_P_IPV6);
-	if (src) {
+	len = l4_start_read(skb, p, &headers.l4);
+	if (!len)
+		return -EINVAL;
+	if (side == SIDE_SRC) {
 		diff = csum_diff_addr(&p->src, &entry->nat_addr);
 		__builtin_memcpy(&headers.ip.saddr, &entry->nat_addr, sizeof(headers.ip.saddr));
-		headers.sport = new_port;
 	} else {
 		diff = csum_diff_addr(&p->dst, &entry->nat_addr);
 		__builtin_memcpy(&headers.ip.daddr, &entry->nat_addr, sizeof(headers.ip.daddr));
-		headers.dport = new_port;
 	}
-	checksum = checksum_offset(p, &flags);
-	if (csum_replace_pseudo_ipv6(skb, checksum, diff, flags) ||
-	    (old_port != new_port &&
-	     bpf_l4_csum_replace(skb, checksum, old_port, new_port, flags | sizeof(new_port))))
+	if (l4_start_translate(skb, p, &headers.l4, len, side, diff, bpf_htons(entry->nat_port)))
 		return -EINVAL;
-	return bpf_skb_store_bytes(skb, 0, &headers.ether, sizeof(headers) - sizeof(headers.align),
-				   0);
+	return bpf_skb_store_bytes(skb, 0, &headers.ether, ETH_HLEN + sizeof(*ip) + len, 0);
 }
 
 static __always_inline long fwd_rewrite6(struct __sk_buff *skb, struct packet *p,

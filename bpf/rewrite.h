@@ -2,6 +2,7 @@
 /* Writes translated addresses, ports and the TTL into a packet, and updates its checksums. */
 #pragma once
 
+#include "l4_start.h"
 #include "rewrite_error.h"
 #include "scratch.h"
 
@@ -77,7 +78,7 @@ struct tuple4 {
 	__u16 align;
 	__sum16 check;
 	__be32 addr[2];
-	__be16 port[2];
+	struct l4_start l4;
 };
 
 static __always_inline bool is_plain_ipv4(const struct packet *p)
@@ -87,35 +88,31 @@ static __always_inline bool is_plain_ipv4(const struct packet *p)
 }
 
 static __always_inline long rewrite_plain_ipv4(struct __sk_buff *skb, const struct packet *p,
-					       enum side side, __be32 to, __be16 to_port)
+					       enum side side, __be32 to, __be16 port)
 {
-	__u32 offset = p->l3 + offsetof(struct iphdr, check), checksum;
-	void *bytes = linear_at(skb, offset, 14);
+	struct iphdr *ip = linear_at(skb, p->l3, sizeof(*ip));
 	struct tuple4 tuple = {};
-	__be16 from_port;
-	__be32 from;
-	__u64 flags;
-	long err;
+	__u32 len, diff;
 
-	if (!bytes)
+	if (!ip)
 		return -EINVAL;
-	__builtin_memcpy(&tuple.check, bytes, 14);
-	checksum = checksum_offset(p, &flags);
-	from = side == SIDE_SRC ? tuple.addr[0] : tuple.addr[1];
-	from_port = side == SIDE_SRC ? tuple.port[0] : tuple.port[1];
+	tuple.check = ip->check;
+	tuple.addr[0] = ip->saddr;
+	tuple.addr[1] = ip->daddr;
+	len = l4_start_read(skb, p, &tuple.l4);
+	if (!len)
+		return -EINVAL;
 	if (side == SIDE_SRC) {
+		diff = csum_add_diff32(0, tuple.addr[0], to);
 		tuple.addr[0] = to;
-		tuple.port[0] = to_port;
 	} else {
+		diff = csum_add_diff32(0, tuple.addr[1], to);
 		tuple.addr[1] = to;
-		tuple.port[1] = to_port;
 	}
-	tuple.check = csum_fold(csum_add_diff32((__u16)~tuple.check, from, to));
-	err = bpf_l4_csum_replace(skb, checksum, from, to, flags | BPF_F_PSEUDO_HDR | sizeof(to));
-	if (!err && from_port != to_port)
-		err = bpf_l4_csum_replace(skb, checksum, from_port, to_port,
-					  flags | sizeof(to_port));
-	return err ?: bpf_skb_store_bytes(skb, offset, &tuple.check, 14, 0);
+	tuple.check = csum_fold((__u16)~tuple.check + diff);
+	return l4_start_translate(skb, p, &tuple.l4, len, side, diff, port)
+		       ?: bpf_skb_store_bytes(skb, p->l3 + offsetof(struct iphdr, check),
+					      &tuple.check, 10 + len, 0);
 }
 
 /*

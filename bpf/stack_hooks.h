@@ -96,6 +96,7 @@ struct net_device {
 struct sk_buff {
 	struct net_device *dev;
 	unsigned long _nfct;
+	__u8 ip_summed : 2;
 };
 
 #pragma clang attribute pop

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -83,6 +84,26 @@ func TestTransfersWithoutOffloads(t *testing.T) {
 		upload(sizeOf(16*mebibyte))(t, client, server, listen, dial)
 		download(sizeOf(16*mebibyte))(t, client, server, listen, dial)
 	})
+}
+
+// Packets come with the sum of their pseudo header only, which translation changes, and get the rest when they leave the node.
+func TestTransfersCompletedByTheNode(t *testing.T) {
+	for _, path := range []string{"auto", "never"} {
+		t.Run(path, func(t *testing.T) {
+			n := newNetworkWith(t, withKeys(`"ipMasq": true, "fastPath": "`+path+`"`))
+			transferOnAllPaths(t, n, func(t *testing.T, client, server *testenv.Namespace, listen, dial netip.AddrPort) {
+				for _, link := range must(rtnl.Links(n.node().Netlink())) {
+					if link.Type() == "veth" {
+						testenv.Must(t, n.node().SetOffloads(link.Attrs().Name, false))
+					}
+				}
+				serve(t, server, "udp", listen)
+				askOften(t, connect(t, client, "udp", netip.AddrPort{}, dial), server)
+				upload(sizeOf(mebibyte))(t, client, server, listen, dial)
+				download(sizeOf(mebibyte))(t, client, server, listen, dial)
+			})
+		})
+	}
 }
 
 // receive is testenv.Transfer in the other direction.
