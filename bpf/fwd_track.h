@@ -57,8 +57,12 @@ static __always_inline bool fwd_track_sent(struct flow_args *args, const struct 
 		flow->nat_addr = p->src;
 		flow->nat_port = p->sport;
 		flow->remote_port = 0;
+	} else {
+		flow->nat_addr = entry->nat_addr;
+		flow->nat_port = entry->nat_port;
+		flow->remote_port = p->dport;
 	}
-	return fwd_access(args, entry, FLOW_SENT);
+	return fwd_access(args, entry, FLOW_SENT) && flow_is_same(&args->flow, flow);
 }
 
 /* Updates the flow that translates p, which bypasses the stack, as the entry says. Returns false if there is none. */

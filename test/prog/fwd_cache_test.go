@@ -333,3 +333,36 @@ func TestForwardingCacheNeedsTheFlow(t *testing.T) {
 		})
 	}
 }
+
+// A container's replies through the stack get the source that the client used, also when the client's next connection on the
+// same port uses another one.
+func TestForwardingCacheGivesTheFlowsSource(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newCacheHost(t)
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		first, next := dnat("remote:4000", "pod:80", "node:8080"), dnat("remote:4000", "pod:80", "node:8081")
+		leaves := func(out string) error {
+			sent, err := h.send(s, "pod", "pod:80 > remote:4000")
+			if err != nil {
+				return err
+			}
+			verdict, frame, err := h.runAt(bpf.ProgToUplink, h.veth, h.devices["pod"], sent)
+			got, decodeErr := testenv.Decode(frame)
+			if err = errors.Join(err, decodeErr, checkVerdict(verdict, verdictNext)); err != nil {
+				return err
+			}
+			if want := s.readdress(got, out, false); got.Src != want.Src || got.SrcPort != want.SrcPort {
+				return fmt.Errorf("a reply has the source %s:%d, want %s", got.Src, got.SrcPort, out)
+			}
+			return nil
+		}
+		err := h.on(0, func() error {
+			return errors.Join(
+				h.start(s, bpf.FastPathNever), h.fill(s, nil, []flow{first.established()}),
+				leaves("node:8080 > remote:4000"), leaves("node:8080 > remote:4000"),
+				h.fill(s, nil, []flow{next.established()}), leaves("node:8081 > remote:4000"),
+			)
+		})
+		testenv.NoError(t, err)
+	})
+}
