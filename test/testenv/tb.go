@@ -44,9 +44,9 @@ func ReadFile(tb TB, path string) []byte {
 
 const (
 	// Timeout limits the operations of this package without a context, and should limit
-	// those of tests. It is long enough for an emulated CPU under load: reaching it means a
-	// fault.
-	Timeout = time.Minute
+	// those of tests. It is long enough for an emulated CPU under load, which takes a minute to verify the programs:
+	// reaching it means a fault.
+	Timeout = 3 * time.Minute
 
 	pollInterval = 10 * time.Millisecond
 )
