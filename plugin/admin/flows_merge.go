@@ -92,7 +92,7 @@ func (l *flowList) merge(flows []maps.FlowEntry, offloads []maps.OffloadEntry, c
 
 // addTranslatedByHost adds the connections that the host's rules translate. Each has an offload, which is of the tuple after
 // translation, else nothing tells its end. Conntrack uses the memory of an entry again, so former connections may have the same
-// one: those whose source is unchanged come first, and then the latest.
+// one: those whose source is unchanged come first, then those that keep its port, as conntrack does if it can, then the latest.
 func (l *flowList) addTranslatedByHost(flows []maps.FlowEntry, offloads []maps.OffloadEntry) {
 	byCT := map[uint64][]maps.OffloadEntry{}
 	for _, e := range slices.SortedFunc(slices.Values(offloads), func(a, b maps.OffloadEntry) int { return cmp.Compare(a.Seen, b.Seen) }) {
@@ -100,11 +100,15 @@ func (l *flowList) addTranslatedByHost(flows []maps.FlowEntry, offloads []maps.O
 	}
 	before := slices.DeleteFunc(slices.Clone(flows), func(e maps.FlowEntry) bool { return e.Kind != bpf.FlowCTNAT || e.Expired })
 	slices.SortStableFunc(before, func(a, b maps.FlowEntry) int { return cmp.Compare(a.Age, b.Age) })
-	for _, isMasqueraded := range []bool{false, true} {
+	for _, canBecome := range []func(source, translated netip.AddrPort) bool{
+		func(source, translated netip.AddrPort) bool { return source == translated },
+		func(source, translated netip.AddrPort) bool { return source.Port() == translated.Port() },
+		func(_, _ netip.AddrPort) bool { return true },
+	} {
 		before = slices.DeleteFunc(before, func(e maps.FlowEntry) (isAdded bool) {
 			for i, after := range byCT[e.CT] {
 				server := slices.Index(after.Sides[:], e.NAT)
-				if server < 0 || after.Protocol != e.Protocol || isMasqueraded != (after.Sides[1-server] != e.Local) {
+				if server < 0 || after.Protocol != e.Protocol || !canBecome(e.Local, after.Sides[1-server]) {
 					continue
 				}
 				c := connectionOf(e)

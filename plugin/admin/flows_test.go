@@ -153,6 +153,15 @@ func TestFlowsMerge(t *testing.T) {
 			offloads: []maps.OffloadEntry{translated(7, pod2, pod, "open")},
 		},
 		{
+			name: "by the host's rules, both sides, beside a closing one that had conntrack's entry in the same tick",
+			want: []string{
+				pod + " > " + serviceIP + ", 10.84.0.1:4000 > " + pod2 + ", ESTABLISHED offload by host",
+				"10.84.0.1:4001 > " + pod2 + ",  > , FIN_WAIT offload",
+			},
+			flows:    []maps.FlowEntry{service(7, pod, pod2)},
+			offloads: []maps.OffloadEntry{translated(7, pod2, "10.84.0.1:4001", "closing"), translated(7, pod2, "10.84.0.1:4000", "open")},
+		},
+		{
 			name: "by the host's rules, both sides, beside one of another protocol that had conntrack's entry",
 			want: []string{
 				pod + " > " + serviceIP + ", " + gateway + " > " + pod2 + ", ESTABLISHED offload by host",
