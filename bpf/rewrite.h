@@ -6,71 +6,61 @@
 #include "rewrite_error.h"
 #include "scratch.h"
 
-/* The offset of the L4 checksum, and bpf_l4_csum_replace's flags for the protocol. */
-static __always_inline __u32 checksum_offset(const struct packet *p, __u64 *flags)
+/* Returns the difference between the addresses, which the checksum of TCP, UDP and ICMPv6 covers. */
+static __always_inline __u32 rewrite_addr_diff(const struct packet *p, const struct addr *from,
+					       const struct addr *to)
 {
-	*flags = 0;
-	switch (p->protocol) {
-	case IPPROTO_TCP:
-		return p->l4 + offsetof(struct tcphdr, check);
-	case IPPROTO_UDP:
-		*flags = BPF_F_MARK_MANGLED_0; /* 0 means none (RFC 768): stays 0 */
-		return p->l4 + offsetof(struct udphdr, check);
-	default:
-		return p->l4 + offsetof(struct echohdr, checksum);
-	}
+	return p->ipv6 ? csum_diff_addr(from, to)
+		       : csum_add_diff32(0, addr_ipv4(from), addr_ipv4(to));
 }
 
-/* The offset of the port of a side; an echo message has one identifier for both. */
-static __always_inline __u32 port_offset(const struct packet *p, enum side side)
-{
-	if (is_tcp_or_udp(p->protocol))
-		return p->l4 + (side == SIDE_SRC ? 0 : 2);
-	return p->l4 + offsetof(struct echohdr, id);
-}
-
-static __always_inline long rewrite_ipv4(struct __sk_buff *skb, const struct packet *p,
-					 enum side side, __be32 from, __be32 to)
-{
-	__u32 offset = p->l3 + (side == SIDE_SRC ? offsetof(struct iphdr, saddr)
-						 : offsetof(struct iphdr, daddr));
-	__u64 flags;
-	__u32 checksum = checksum_offset(p, &flags);
-	long err = 0;
-
-	if (packet_has_l4(p) && p->protocol != IPPROTO_ICMP) /* which has no pseudo header */
-		err = bpf_l4_csum_replace(skb, checksum, from, to,
-					  flags | BPF_F_PSEUDO_HDR | sizeof(to));
-	if (!err)
-		err = bpf_l3_csum_replace(skb, p->l3 + offsetof(struct iphdr, check), from, to,
-					  sizeof(to));
-	return err ?: bpf_skb_store_bytes(skb, offset, &to, sizeof(to), 0);
-}
-
-static __always_inline long rewrite_ipv6(struct __sk_buff *skb, const struct packet *p,
+static __always_inline long rewrite_addr(struct __sk_buff *skb, const struct packet *p,
 					 enum side side, const struct addr *from,
 					 const struct addr *to)
 {
-	__u32 offset = p->l3 + (side == SIDE_SRC ? offsetof(struct ipv6hdr, saddr)
-						 : offsetof(struct ipv6hdr, daddr));
-	__s64 diff = bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
-	__u64 flags;
-	__u32 checksum = checksum_offset(p, &flags);
-	long err = 0;
+	__u32 offset =
+		side == SIDE_SRC ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr);
+	__be32 to4 = addr_ipv4(to);
+	long err;
 
-	if (packet_has_l4(p))
-		err = csum_replace_pseudo_ipv6(skb, checksum, diff, flags);
-	return err ?: bpf_skb_store_bytes(skb, offset, to, sizeof(*to), 0);
+	if (p->ipv6) {
+		offset = side == SIDE_SRC ? offsetof(struct ipv6hdr, saddr)
+					  : offsetof(struct ipv6hdr, daddr);
+		return bpf_skb_store_bytes(skb, p->l3 + offset, to, sizeof(*to), 0);
+	}
+	err = bpf_l3_csum_replace(skb, p->l3 + offsetof(struct iphdr, check), addr_ipv4(from), to4,
+				  sizeof(to4));
+	return err ?: bpf_skb_store_bytes(skb, p->l3 + offset, &to4, sizeof(to4), 0);
 }
 
-static __always_inline long rewrite_port(struct __sk_buff *skb, const struct packet *p,
-					 enum side side, __be16 from, __be16 to)
+/* diff is that of the address. */
+static __always_inline long rewrite_ports(struct __sk_buff *skb, const struct packet *p,
+					  enum side side, __u32 diff, __be16 port)
 {
-	__u64 flags;
-	__u32 checksum = checksum_offset(p, &flags);
-	long err = bpf_l4_csum_replace(skb, checksum, from, to, flags | sizeof(to));
+	struct l4_start l4 = {};
+	__u32 len = l4_start_read(skb, p, &l4);
 
-	return err ?: bpf_skb_store_bytes(skb, port_offset(p, side), &to, sizeof(to), 0);
+	if (!len)
+		return -EINVAL;
+	return l4_start_translate(skb, p, &l4, len, side, diff, port)
+		       ?: bpf_skb_store_bytes(skb, p->l4, &l4, len, 0);
+}
+
+/* An echo message has one identifier for both sides. */
+static __always_inline long rewrite_echo(struct __sk_buff *skb, const struct packet *p, __u32 diff,
+					 __be16 from, __be16 to)
+{
+	__u32 checksum = p->l4 + offsetof(struct echohdr, checksum);
+	long err = 0;
+
+	if (p->ipv6) /* ICMP has no pseudo header */
+		err = csum_replace_pseudo_ipv6(skb, checksum, diff, 0);
+	if (err || from == to)
+		return err;
+	err = bpf_l4_csum_replace(skb, checksum, from, to, sizeof(to));
+	return err
+		       ?: bpf_skb_store_bytes(skb, p->l4 + offsetof(struct echohdr, id), &to,
+					      sizeof(to), 0);
 }
 
 /* What translation changes in IPv4 without options: one store instead of three. */
@@ -125,7 +115,8 @@ __noinline int rewrite_side(struct __sk_buff *skb, __u32 side)
 	const struct packet *p = pkt_scratch_get();
 	const struct addr *from, *to;
 	__u16 from_port, port;
-	long err = 0;
+	__u32 diff;
+	long err;
 
 	if (!p)
 		return -EINVAL;
@@ -137,12 +128,13 @@ __noinline int rewrite_side(struct __sk_buff *skb, __u32 side)
 		return rewrite_icmp_error(skb, p, side, to, port);
 	if (is_plain_ipv4(p))
 		return rewrite_plain_ipv4(skb, p, side, addr_ipv4(to), bpf_htons(port));
-	if (!addr_equal(from, to))
-		err = p->ipv6 ? rewrite_ipv6(skb, p, side, from, to)
-			      : rewrite_ipv4(skb, p, side, addr_ipv4(from), addr_ipv4(to));
-	if (!err && packet_has_l4(p) && from_port != port)
-		err = rewrite_port(skb, p, side, bpf_htons(from_port), bpf_htons(port));
-	return err;
+	diff = rewrite_addr_diff(p, from, to);
+	err = rewrite_addr(skb, p, side, from, to);
+	if (err || !packet_has_l4(p))
+		return err;
+	if (is_tcp_or_udp(p->protocol))
+		return rewrite_ports(skb, p, side, diff, bpf_htons(port));
+	return rewrite_echo(skb, p, diff, bpf_htons(from_port), bpf_htons(port));
 }
 
 /* The same by addr:port, which become the new ones of p, the packet in pkt_scratch. */
