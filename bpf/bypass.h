@@ -12,6 +12,7 @@
 #include "fwd_cache.h"
 #include "offload.h"
 #include "policy_send.h"
+#include "port_mark.h"
 #include "route_cache.h"
 #include "tag.h"
 #include "verdict.h"
@@ -46,6 +47,12 @@ __noinline int bypass_knows_translated(struct __sk_buff *skb)
 	offload_init(&c, p, &p->dst, p->dport);
 	offload_find(&c);
 	return bypass_is_translated(&c);
+}
+
+/* Reports whether only the stack may handle p, because its connection is new. */
+static __always_inline bool bypass_is_early(const struct packet *p)
+{
+	return p->decided.fast_path == FAST_PATH_ESTABLISHED && fwd_cache_is_new(p);
 }
 
 /*
@@ -180,6 +187,17 @@ static __always_inline int bypass_send(struct __sk_buff *skb, struct next_hop *n
 }
 
 /*
+ * Reports whether p, which device's container sends past the stack, keeps its source: it goes to a container of another node, and
+ * neither flow nor rule has a say in it. So to_uplink need not see it, and no state of its connection is recorded.
+ */
+static __always_inline bool bypass_keeps_source(const struct packet *p, const struct device *device,
+						const struct connection *c)
+{
+	return node_any() && device && !device->policy && !c->offload &&
+	       !port_may_be_marked(PORT_REPLIES, p->protocol, p->sport) && node_lookup(&p->dst);
+}
+
+/*
  * From a container to the outside. VERDICT_NEXT: by the stack. to_uplink translates
  * the packet either way. If the next hop's MAC address is unknown, the stack
  * resolves it, and sends an ICMP error if that fails. An established TCP connection
@@ -212,6 +230,12 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 		return VERDICT_NEXT;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
+	if (bypass_keeps_source(p, device, &c)) {
+		if (result == BPF_FIB_LKUP_RET_SUCCESS)
+			fwd_cache_store_next_hop(skb, p, &t->next);
+		skb->tc_index = TAG_TRANSLATED;
+		return bypass_send(skb, &t->next);
+	}
 	t->in = *packet_tuple(p);
 	t->out = t->in;
 	t->sent = result == BPF_FIB_LKUP_RET_SUCCESS;
@@ -231,10 +255,7 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	struct connection c;
 
 	offload_set_ends(&c, NULL, to, skb->ifindex);
-	if (p->decided.fast_path == FAST_PATH_ESTABLISHED &&
-	    (p->tcp_syn || p->tcp_synack || p->decided.first || fwd_cache_is_new(skb)))
-		return VERDICT_NEXT;
-	if (!bypass_fits(skb, p, to) ||
+	if (bypass_is_early(p) || !bypass_fits(skb, p, to) ||
 	    !bypass_is_allowed(
 		    p, &c,
 		    bypass_fast_path_outside(p->decided.fast_path, p, device_lookup(to->ifindex)),
@@ -245,7 +266,10 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, addr, port);
-	return redirect_to_endpoint(skb, p, to, 0,
+	return redirect_to_endpoint(skb, p, to,
+				    p->decided.stack_cacheable && !c.offload && !p->decided.policies
+					    ? FWD_EVERY_TCP
+					    : 0,
 				    packet_is_translated(p) ? p->decided.flow_kind : 0);
 }
 

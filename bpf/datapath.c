@@ -118,10 +118,10 @@ int from_container(struct __sk_buff *skb)
 	if (verdict != VERDICT_NEXT)
 		return verdict;
 
-	if (from)
+	if (from && !bypass_is_early(p))
 		verdict = to ? bypass_to_endpoint(skb, p, device, from, to)
 			     : bypass_to_uplink(skb, p, device, from);
-	else if (to && to->route_set)
+	else if (!from && to && to->route_set)
 		verdict = gateway_deliver(skb, p, to);
 	if (verdict == VERDICT_NEXT && p->decided.ct_nat)
 		verdict = ct_nat_forward(skb, p);
@@ -240,11 +240,15 @@ static __always_inline int uplink_ingress(struct __sk_buff *skb, __u32 l3)
 		return VERDICT_NEXT;
 
 	host_port = is_host_port_number(p->protocol, p->dport);
-	verdict = host_port || packet_opens(p) || node_is_tunnel_port(p)
-			  ? NOT_HANDLED
-			  : forward_masq_reply(skb, p);
+	endpoint = NULL;
+	if (!host_port && !packet_opens(p) && !node_is_tunnel_port(p)) {
+		/* No flow is masqueraded as a container. In a cluster, skip its lookup for their addresses. */
+		endpoint = node_any() ? endpoint_lookup(&p->dst) : NULL;
+		if (!endpoint)
+			verdict = forward_masq_reply(skb, p);
+	}
 	if (verdict == NOT_HANDLED) {
-		endpoint = endpoint_lookup(&p->dst);
+		endpoint = endpoint ?: endpoint_lookup(&p->dst);
 		if (endpoint)
 			verdict = forward_to_endpoint(skb, p, endpoint);
 		else if (host_port)
@@ -299,6 +303,7 @@ static __always_inline int uplink_translate(struct __sk_buff *skb, struct packet
 {
 	int verdict = uplink_repeat(skb, p, endpoint->owner);
 	struct host_port *port;
+	struct node *node;
 	struct flow *flow;
 	bool to_node;
 
@@ -307,11 +312,12 @@ static __always_inline int uplink_translate(struct __sk_buff *skb, struct packet
 	flow = flow_track_reply(p, endpoint->owner);
 	if (flow)
 		return forward_reply(skb, p, flow);
-	to_node = node_receives(p);
+	node = node_any() ? node_lookup(&p->dst) : NULL;
+	to_node = node || node_is_tunnel(p->ifindex);
 	if (!to_node && !masq_skips(endpoint, p))
 		return masq_endpoint(skb, p, endpoint);
 	if (to_node && !host_port_reverse(&p->src, p->sport, p->protocol)) {
-		if (node_lookup(&p->dst)) /* without an entry the route decides, which may change */
+		if (node) /* without an entry the route decides, which may change */
 			untranslated_record(skb, p);
 		return NOT_HANDLED;
 	}

@@ -60,7 +60,7 @@ static __always_inline bool forward_is_admitted(struct __sk_buff *skb, struct pa
 
 /*
  * Gives p, received from the outside, the destination addr:port: that of the
- * container to, or the host's if to is NULL. Bypasses the stack if possible.
+ * container to, or the host's if to is NULL. Bypasses the stack if possible. addr is &p->dst: p keeps its destination.
  */
 static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, struct endpoint *to,
 				   const struct addr *addr, __u16 port)
@@ -76,7 +76,7 @@ static __noinline int forward_dnat(struct __sk_buff *skb, struct packet *p, stru
 		return VERDICT_DROP;
 	if (to && p->l3 && verdict == VERDICT_NEXT && !p->decided.judged_later)
 		verdict = bypass_from_uplink(skb, p, to, addr, port);
-	if (verdict != VERDICT_DROP && rewrite_side(skb, SIDE_DST))
+	if (verdict != VERDICT_DROP && addr != &p->dst && rewrite_side(skb, SIDE_DST))
 		return drop(skb, REASON_REWRITE);
 	if (verdict != VERDICT_NEXT)
 		return verdict;
@@ -97,12 +97,6 @@ static __noinline int forward_masq_reply(struct __sk_buff *skb, struct packet *p
 	struct flow *flow;
 	struct addr addr;
 
-	/*
-	 * No flow is masqueraded as a container. In a cluster, skip its lookup for their
-	 * addresses.
-	 */
-	if (node_any() && endpoint_lookup(&p->dst))
-		return NOT_HANDLED;
 	flow = masq_lookup_reply(skb, p, FLOW_RECEIVED);
 	if (!flow)
 		return NOT_HANDLED;

@@ -150,6 +150,22 @@ static __noinline struct fwd_entry *fwd_cache_store_sent(struct __sk_buff *skb, 
 	return entry;
 }
 
+/* Has the entry send packets like the one in skb to the next hop. If that is impossible, the entry leaves them to the stack. */
+static __always_inline void fwd_entry_set_next_hop(struct __sk_buff *skb, struct fwd_entry *entry,
+						   const struct next_hop *next)
+{
+	if (!next->tunnel)
+		entry->next_hop = next->neigh;
+	else if (bpf_skb_load_bytes(skb, 0, entry->node.macs, sizeof(entry->node.macs)))
+		return;
+	else
+		__builtin_memcpy(&entry->node.remote, next->neigh.ipv6_nh,
+				 sizeof(entry->node.remote));
+	entry->max_len = next->max_len;
+	entry->ifindex = next->ifindex;
+	entry->action = next->tunnel ? FWD_NODE : FWD_NEXT_HOP;
+}
+
 /*
  * Called by to_uplink for the packet in pkt_scratch, which bypasses the stack and has its new
  * source: stores the decision for from_container.
@@ -176,19 +192,24 @@ __noinline int fwd_cache_store_egress(struct __sk_buff *skb)
 	entry = fwd_cache_store_sent(skb, p, t, translated);
 	if (!entry)
 		return 0;
-	if (t->next.tunnel) {
-		__builtin_memcpy(&entry->node.remote, t->next.neigh.ipv6_nh,
-				 sizeof(entry->node.remote));
-		if (bpf_skb_load_bytes(skb, 0, entry->node.macs, sizeof(entry->node.macs)))
-			return 0; /* and the entry says: by the stack */
-	} else {
-		entry->next_hop = t->next.neigh;
-	}
-	entry->max_len = t->next.max_len;
 	entry->flow_kind = entry->nat ? flow_kind : 0;
-	entry->ifindex = skb->ifindex;
-	entry->action = t->next.tunnel ? FWD_NODE : FWD_NEXT_HOP;
+	fwd_entry_set_next_hop(skb, entry, &t->next);
 	return 0;
+}
+
+/*
+ * Stores the decision for p, which from_container sends past the stack as it is, and of whose connection no state is recorded, for
+ * all packets of the connection.
+ */
+static __noinline void fwd_cache_store_next_hop(struct __sk_buff *skb, const struct packet *p,
+						const struct next_hop *next)
+{
+	struct fwd_entry *entry = fwd_cache_store(skb, p);
+
+	if (!entry)
+		return;
+	entry->flags |= FWD_EVERY_TCP;
+	fwd_entry_set_next_hop(skb, entry, next);
 }
 
 /* All headers that forwarding changes in IPv4 over Ethernet: one store instead of many. */

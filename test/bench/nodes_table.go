@@ -14,6 +14,9 @@ var betweenNodes = []comparison{
 	{directName, routesName},
 	{directName, kindnetName},
 	{directName, kindnetSlowName},
+	{directAutoName, routesName},
+	{directAutoName, kindnetName},
+	{directAutoName, kindnetSlowName},
 	{tunnelName, flannelName},
 }
 

@@ -38,7 +38,7 @@ var (
 		rounds:   7, slice: 80 * time.Millisecond, calls: 10, slowCalls: true, withoutNamed: true,
 	}
 	quick = plan{
-		name: "bench-quick", scales: []scale{crowded}, without: []string{"bridge-nftables", "ptp-nftables", neverName},
+		name: "bench-quick", scales: []scale{crowded}, without: []string{"bridge-nftables", "ptp-nftables", neverName, directAutoName},
 		uplinked: []string{plainName, bridgeName, establishedName, routesName, directName, tunnelName},
 		rounds:   5, slice: 30 * time.Millisecond, calls: 3, withoutRules: true,
 	}

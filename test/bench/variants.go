@@ -64,6 +64,7 @@ const (
 	kindnetSlowName = "nodes-kindnet-slow"
 	flannelName     = "nodes-flannel"
 	directName      = "nodes-direct"
+	directAutoName  = "nodes-direct-auto"
 	tunnelName      = "nodes-tunnel"
 )
 
@@ -96,6 +97,7 @@ var plainVariants = []variant{
 	{name: kindnetSlowName, title: "kindnet's objects without flowtable", plugins: []plugin{{"type": "ptp"}}, join: joinWithoutFlowtable},
 	{name: flannelName, title: "flannel's objects", plugins: flannelBridge(), join: joinAsFlannel},
 	{name: directName, title: "ebpfnet, mode direct", plugins: ebpfnet("established"), ours: true, join: joinDirectly},
+	{name: directAutoName, title: "ebpfnet, mode direct, fastPath auto", plugins: ebpfnet("auto"), ours: true, join: joinDirectly},
 	{name: tunnelName, title: "ebpfnet, mode tunnel", plugins: inTunnel(), ours: true, join: joinByTunnel},
 }
 

@@ -24,7 +24,11 @@ func (h *cacheHost) cached(s scene, redirect bool) error {
 		return err
 	}
 	if redirect {
-		if err := h.offload(s, podToPod); err != nil {
+		err := errors.Join(
+			h.wantSent(s, "pod", forth, verdictNext), h.wantSent(s, "pod2", back, verdictNext), h.emptyForwardingCache(),
+			h.offload(s, podToPod),
+		)
+		if err != nil {
 			return err
 		}
 	}

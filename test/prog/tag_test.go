@@ -14,6 +14,7 @@ import (
 
 // Tags of tag.h.
 const (
+	tagBypass     = 0xeb
 	tagTranslated = 0xed
 	tagCTUpdate   = 0xec
 	tagReentry    = 0xee
@@ -21,7 +22,7 @@ const (
 	tagTuple      = 0x8000
 	tagPending    = 0x4000
 	tagObserve    = 0x2000
-	tagReply      = 0x1000
+	tagJudged     = 0x1000
 )
 
 // hashMix is hash_mix of hash.h.
@@ -51,7 +52,7 @@ func hairpinVia(host netip.AddrPort) uint16 {
 }
 
 // tag is tag_of of tag.h: the tag of a packet that the stack must not change.
-func (s scene) tag(p testenv.Packet) uint32 { return tagTuple | s.id(p)>>1&(tagReply-1) }
+func (s scene) tag(p testenv.Packet) uint32 { return tagTuple | s.id(p)>>1&(tagJudged-1) }
 
 // id is id_of of tag.h.
 func (s scene) id(p testenv.Packet) uint32 {
