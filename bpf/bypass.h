@@ -188,18 +188,17 @@ static __always_inline int bypass_send(struct __sk_buff *skb, struct next_hop *n
 
 /*
  * Reports whether p, which device's container sends past the stack, keeps its source: it goes to a container of another node, and
- * neither flow nor rule has a say in it. So to_uplink need not see it, and no state of its connection is recorded.
+ * neither flow nor rule has a say in it. So to_uplink need not see it.
  */
-static __always_inline bool bypass_keeps_source(const struct packet *p, const struct device *device,
-						const struct connection *c)
+static __always_inline bool bypass_keeps_source(const struct packet *p, const struct device *device)
 {
-	return node_any() && device && !device->policy && !c->offload &&
+	return node_any() && device && !device->policy &&
 	       !port_may_be_marked(PORT_REPLIES, p->protocol, p->sport) && node_lookup(&p->dst);
 }
 
 /*
  * From a container to the outside. VERDICT_NEXT: by the stack. to_uplink translates
- * the packet either way. If the next hop's MAC address is unknown, the stack
+ * the packet either way, unless it keeps its source. If the next hop's MAC address is unknown, the stack
  * resolves it, and sends an ICMP error if that fails. An established TCP connection
  * cannot return to the stack, because conntrack has not seen its sequence numbers.
  */
@@ -208,6 +207,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 {
 	struct ct_translation *t = ct_scratch_get();
 	struct connection c;
+	bool unrecorded;
 	long result;
 
 	if (!t)
@@ -228,9 +228,10 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != c.uplink : !is_uplink(c.uplink))
 		return VERDICT_NEXT;
+	unrecorded = !c.offload; /* the end of the connection removes it */
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	if (bypass_keeps_source(p, device, &c)) {
+	if (unrecorded && bypass_keeps_source(p, device)) {
 		if (result == BPF_FIB_LKUP_RET_SUCCESS)
 			fwd_cache_store_next_hop(skb, p, &t->next);
 		skb->tc_index = TAG_TRANSLATED;
@@ -253,6 +254,7 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 					 __u16 port)
 {
 	struct connection c;
+	bool unrecorded;
 
 	offload_set_ends(&c, NULL, to, skb->ifindex);
 	if (bypass_is_early(p) || !bypass_fits(skb, p, to) ||
@@ -263,11 +265,12 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 		return VERDICT_NEXT;
 	if (c.offload ? c.offload->uplink != skb->ifindex : !route_ask(skb, ROUTE_REVERSE))
 		return VERDICT_NEXT;
+	unrecorded = !c.offload;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, addr, port);
 	return redirect_to_endpoint(skb, p, to,
-				    p->decided.stack_cacheable && !c.offload && !p->decided.policies
+				    unrecorded && p->decided.stack_cacheable && !p->decided.policies
 					    ? FWD_EVERY_TCP
 					    : 0,
 				    packet_is_translated(p) ? p->decided.flow_kind : 0);

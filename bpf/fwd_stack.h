@@ -122,10 +122,7 @@ static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct 
 	return !budget;
 }
 
-/*
- * Reports whether p's connection is so new that nothing is known of it: no lookup is needed. So is UDP without an entry: another
- * CPU may have offloaded it, but the stack may see each of its packets.
- */
+/* Reports whether p's connection is new, and not offloaded. */
 static __noinline bool fwd_cache_is_new(const struct packet *p)
 {
 	struct fwd_entry *entry;
@@ -133,9 +130,7 @@ static __noinline bool fwd_cache_is_new(const struct packet *p)
 	if (p->tcp_syn || p->tcp_synack || p->decided.first)
 		return true;
 	entry = fwd_cache_find(p);
-	if (!entry)
-		return p->protocol == IPPROTO_UDP && fwd_cacheable(p);
-	return !fwd_entry_bypasses(entry) && fwd_entry_is_new(entry, p) &&
+	return entry && !fwd_entry_bypasses(entry) && fwd_entry_is_new(entry, p) &&
 	       fwd_entry_is_current(entry);
 }
 

@@ -16,8 +16,8 @@ func TestConcerns(t *testing.T) {
 	}{
 		{"-only plain,ebpfnet-established -paths pod-pod -workloads tcp-crr", 2},
 		{"-only plain,bare-big -paths pod-outside -workloads tcp-stream", len(uplinks)}, // bare-big has no outside
-		{"-paths pod-node -workloads tcp-rr", 1 + len(betweenNodes) + 2},
-		{"-only plain,bare,ebpfnet-always -workloads calls", 2}, // plain has none
+		{"-paths pod-node -workloads tcp-rr", 8},                                        // a bare veth, four ways of others, and three of ours
+		{"-only plain,bare,ebpfnet-always -workloads calls", 2},                         // plain has none
 		{"-scale -only ebpfnet-established -paths pod-pod", 2 + len(allScales())},
 	} {
 		opts, err := parseOptions(strings.Fields(test.args))

@@ -129,12 +129,6 @@ func (h *host) checkFastPath(program string, s scene, r fastPathRow) error {
 		r.edit(&packet)
 	}
 	frame := packet.MustBuild()
-	if s.proto == udp { // else the CPU does not know the connection, and leaves it to the stack
-		_, _, err := h.runInside(program, frame)
-		if err := errors.Join(err, h.emptyForwardingCache()); err != nil {
-			return err
-		}
-	}
 	for _, tier := range []string{"first packet", "second packet", "forwarding cache"} {
 		if err := h.checkBypass(program, s, r, packet, frame); err != nil {
 			return fmt.Errorf("%s: %w", tier, err)

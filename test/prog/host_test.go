@@ -304,9 +304,9 @@ func (h *host) packet(program string, frame []byte) loader.Packet {
 	return loader.Packet{Frame: frame, Device: h.device(program).Index, Ingress: int(h.ingress), Tag: h.tag}
 }
 
-// runInside is run for any thread, on one CPU, whose forwarding cache it uses.
+// runInside is run for any thread.
 func (h *host) runInside(program string, frame []byte) (verdict uint32, result []byte, err error) {
-	err = h.on(0, func() error {
+	err = h.Do(func() error {
 		verdict, result, err = h.run(program, frame)
 		return err
 	})

@@ -26,7 +26,7 @@ func eachFlag(s scene) []func(*testenv.Packet) {
 // entry of its node, a packet that was decided in full would be translated.
 func TestBypassToNodesHasNoState(t *testing.T) {
 	testenv.Require(t, ingressDevice)
-	const toNode = "pod:4000 > remote:80"
+	const toNode = "pod:4321 > remote:80" // a port to which no other test has a flow
 	all := &maps.RuleSet{Host: true, Rules: []maps.Rule{{Kind: maps.AnyPeer}}}
 	h := newNodesCacheHost(t)
 	for name, tc := range map[string]struct {
@@ -37,7 +37,7 @@ func TestBypassToNodesHasNoState(t *testing.T) {
 		"one decision":           {tags: [2]uint32{tagTranslated, tagTranslated}},
 		"in the next generation": {tags: [2]uint32{tagTranslated, tagBypass}, after: h.emptyForwardingCache},
 		"a port that has replied by a flow": {tags: [2]uint32{tagBypass, tagBypass}, before: func(s scene) error {
-			return h.markPort(bpf.PortReplies, s.number(), 4000)
+			return h.markPort(bpf.PortReplies, s.number(), 4321)
 		}},
 		"a sender with rules": {tags: [2]uint32{tagBypass, tagBypass}, before: func(s scene) error {
 			return errors.Join(h.putPodDevice(s, "pod", func(d *bpf.Device) { d.Policy = podPolicy }), h.putPolicy(nil, all))
@@ -113,24 +113,37 @@ func TestBypassFromNodesHasNoState(t *testing.T) {
 	}
 }
 
-// The first UDP packet that a CPU sees of a connection goes through the stack, whatever other CPUs know of it. The next full decision
-// finds that it is offloaded.
-func TestUDPThatACPUDoesNotKnow(t *testing.T) {
-	h := newCacheHost(t)
-	for _, s := range (row{on: []proto{udp, tcp}}).scenes() {
-		unknown := uint32(verdictNext)
-		if s.proto == tcp {
-			unknown = verdictRedirect
-		}
-		err := h.on(0, func() error {
-			return errors.Join(
-				h.start(s, bpf.FastPathEstablished), h.offload(s, podToPod),
-				h.wantSent(s, "pod", forth, unknown), h.wantSent(s, "pod2", back, unknown), h.emptyForwardingCache(),
-				h.wantSent(s, "pod", forth, verdictRedirect), h.wantSent(s, "pod2", back, verdictRedirect),
-			)
+// An offloaded connection of nodes has a state. Once it has ended, the next one on the same ports begins in the stack.
+func TestOffloadsOfNodesEnd(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newNodesCacheHost(t)
+	lastACK := func(p *testenv.Packet) {
+		p.TCPFlags = testenv.ACK
+		p.Seq, p.Ack = 2000-uint32(len(p.Payload))-1, 1000
+	}
+	for name, tc := range map[string]struct {
+		known offload
+		send  func(s scene, verdict uint32, edit func(*testenv.Packet)) error
+	}{
+		"to a node": {podToOutside, func(s scene, verdict uint32, edit func(*testenv.Packet)) error {
+			return h.wantSent(s, "pod", "pod:4000 > remote:80", verdict, edit)
+		}},
+		"from a node": {outsideToPod, func(s scene, verdict uint32, edit func(*testenv.Packet)) error {
+			return h.arrives(s, "remote:5000 > pod:80", verdict, edit)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, s := range (row{on: []proto{tcp}}).scenes() {
+				err := h.on(0, func() error {
+					return errors.Join(
+						h.putMode(bpf.NodeDirect), h.start(s, bpf.FastPathEstablished), h.offload(s, tc.known.state(both|ends0|ends1|128)),
+						tc.send(s, verdictRedirect, lastACK), h.wantKnown(s, 0), tc.send(s, verdictNext, bySYN),
+					)
+				})
+				if err != nil {
+					t.Errorf("%s: %v", s.name, err)
+				}
+			}
 		})
-		if err != nil {
-			t.Errorf("%s %s: %v", s.name, s.proto, err)
-		}
 	}
 }

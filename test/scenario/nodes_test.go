@@ -227,17 +227,26 @@ func TestTunnelTellsMTU(t *testing.T) {
 
 // By direct routes, traffic between nodes is not masqueraded either.
 func TestDirectRoutesBetweenNodes(t *testing.T) {
-	a, b := newNodes(t, `"ipMasq": true`)
-	a.reachDirectly(t, b, [2]netip.Addr{testenv.IPv4.Outside, testenv.IPv6.Outside})
-	b.reachDirectly(t, a, [2]netip.Addr{testenv.IPv4.Node, testenv.IPv6.Node})
-	a.nft(t, forwarded)
-	b.nft(t, forwarded)
-	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
-		ping(t, a.pod.Namespace, f.Pod(b.pod))
-		server := serve(t, b.pod.Namespace, protocol, at(f.Pod(b.pod), 0))
-		reachUntranslated(t, a.pod.Namespace, protocol, server, b.pod.Namespace)
-		wantOffloaded(t, "established", protocol, a, b, server)
-	})
+	for _, path := range []string{"auto", "always"} { // auto sees the rules
+		t.Run(path, func(t *testing.T) {
+			a, b := newNodes(t, `"ipMasq": true, "fastPath": "`+path+`"`)
+			a.reachDirectly(t, b, [2]netip.Addr{testenv.IPv4.Outside, testenv.IPv6.Outside})
+			b.reachDirectly(t, a, [2]netip.Addr{testenv.IPv4.Node, testenv.IPv6.Node})
+			a.nft(t, forwarded)
+			b.nft(t, forwarded)
+			forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+				ping(t, a.pod.Namespace, f.Pod(b.pod))
+				server := serve(t, b.pod.Namespace, protocol, at(f.Pod(b.pod), 0))
+				reachUntranslated(t, a.pod.Namespace, protocol, server, b.pod.Namespace)
+				wantOffloaded(t, path, protocol, a, b, server)
+				client := at(f.Pod(a.pod), 4000).String()
+				want := "sent by eth0, as " + client + " > " + server.String()
+				if out := a.ctl(t, "trace", client, server.String()+"/"+protocol); !strings.Contains(out, want) {
+					t.Errorf("trace does not print %q: %s", want, out)
+				}
+			})
+		})
+	}
 }
 
 // A node that leaves its cluster masquerades what is another network for it then.

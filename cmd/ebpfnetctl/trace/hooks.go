@@ -153,10 +153,11 @@ func (w *walker) redirected(o *outcome, device int) error {
 		return w.deliver(o.after, to)
 	case isContainer:
 		return w.toContainer(o.after, to.IfIndex, device, o.tag)
-	case o.tag == tagTranslated: // by loopback
-		return w.deliverToHost(o.after)
 	}
 	route, err := w.routeFrom(next, o.before.src.Addr(), device)
+	if o.tag == tagTranslated && (err != nil || route.Type == unix.RTN_LOCAL) { // by loopback: to 127.0.0.1, no device has a route
+		return w.deliverToHost(o.after)
+	}
 	if err != nil {
 		return err
 	}
