@@ -11,8 +11,8 @@ enum tag {
 	/* A RST in the name of a container (policy_reset.h). A container can set it, so the flow must agree. */
 	TAG_RESET = 0xea,
 	TAG_BYPASS = 0xeb, /* bypasses the stack; to_uplink still has to translate it */
-	TAG_TRANSLATED =
-		0xed, /* to_uplink passes it: fwd_cache's, a hairpin packet, or one to another node */
+	/* to_uplink passes it: fwd_cache has translated it, or it is a hairpin packet, or one to another node. */
+	TAG_TRANSLATED = 0xed,
 	/* A copy for the stack alone. A container can set it, but only slows itself down. */
 	TAG_CT_UPDATE = 0xec,
 	TAG_REENTRY = 0xee,  /* translated, and received again; reentry_of is in cb */
