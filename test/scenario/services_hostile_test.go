@@ -153,7 +153,7 @@ func (b *besideService) record(t *testing.T, attacker string) {
 				answered = answered || (receiver == attacker && p.Payload == legalPayload)
 				_, name, hostile := strings.Cut(p.Payload, attackPayload)
 				if hostile && (isICMPError(p) || p.SrcPort > 0) && isICMPError(p) == strings.Contains(name, " about ") {
-					b.deliveries[name] = append(b.deliveries[name], receiver+" gets "+b.describe(t, p))
+					b.deliveries[name] = append(b.deliveries[name], receiver+" gets "+b.describe(t, p, strings.Contains(name, "free port")))
 				}
 			}
 		}
@@ -164,11 +164,12 @@ func (b *besideService) record(t *testing.T, attacker string) {
 	})
 }
 
-// describe returns what matters of a packet, with names of the addresses and ports.
-func (b *besideService) describe(t *testing.T, p testenv.Packet) string {
+// describe returns what matters of a packet, with names of the addresses and ports. If the packet was not sent to the free port,
+// conntrack may have chosen that at random.
+func (b *besideService) describe(t *testing.T, p testenv.Packet, toFree bool) string {
 	t.Helper()
 	side := func(addr netip.Addr, port uint16) string {
-		if addr != b.f.Node && slices.Contains([]uint16{80, clientPort, freePort}, port) {
+		if addr != b.f.Node && (port == 80 || port == clientPort || port == freePort && toFree) {
 			return fmt.Sprintf("%s:%d", b.names[addr], port)
 		}
 		return b.names[addr] + ":another" // chosen at random, if the tuple is in use
@@ -179,7 +180,7 @@ func (b *besideService) describe(t *testing.T, p testenv.Packet) string {
 	quoted, err := testenv.DecodeIP([]byte(p.Payload))
 	testenv.Must(t, err)
 	return fmt.Sprintf("%s > %s, type %d, code %d, MTU %d, about %s", b.names[p.Src], b.names[p.Dst],
-		p.Type, p.Code, p.Rest, b.describe(t, quoted))
+		p.Type, p.Code, p.Rest, b.describe(t, quoted, toFree))
 }
 
 // newBesideService opens the connection and uses it until it is offloaded, if it may be.
