@@ -38,7 +38,7 @@ struct decision {
 	bool masqueraded;  /* refused by to_uplink, and masq_scratch has the key of its FLOW_SNAT */
 	bool flush_queue;  /* the first fragment, and later ones wait in frag_queue */
 	__u8 flow_kind; /* not 0: of the flow that translates a remote's packet, or one that to_uplink sends */
-	bool stack_cacheable; /* only the plugin's maps decide that it goes through the stack */
+	bool stack_cacheable; /* only the plugin's maps decide which way it goes */
 	bool admitted;	      /* as TAG_JUDGED */
 	bool known;	      /* by the FLOW_POLICY of its sender */
 	__u8 pending;	      /* enum pending: of what its sender's rules have not decided */
