@@ -331,10 +331,11 @@ matrix-binaries: kernel-binaries node
 .PHONY: generate
 generate: ## compile the BPF programs
 	BPF2GO_CC=$(CLANG) BPF2GO_STRIP=$(LLVM_STRIP) BPF2GO_CFLAGS="$(BPF_CFLAGS)" $(GO) generate ./bpf
+	@cd bpf && sum=$$(sha256sum datapath_bpfel.o | cut -c1-16) && sed -i "s/^const Build .*/const Build uint64 = 0x$$sum/" build.go
 
 .PHONY: check-generated
 check-generated: ## fail if the generated files do not match the sources
-	@mkdir -p bin && sha256sum bpf/*_bpfe* >bin/generated
+	@mkdir -p bin && sha256sum bpf/*_bpfe* bpf/build.go >bin/generated
 	@$(MAKE) --no-print-directory generate
 	@sha256sum --check --quiet bin/generated || { echo "bpf: generated files were not up to date; commit the output of 'make generate'"; exit 1; }
 

@@ -25,7 +25,7 @@ type Programs struct {
 
 // Embedded returns the programs embedded in this binary.
 func Embedded() Programs {
-	return Programs{ABI: ABI, Revision: bpf.Revision, Build: bpf.Build(), Spec: bpf.LoadDatapath}
+	return Programs{ABI: ABI, Revision: bpf.Revision, Build: bpf.Build, Spec: bpf.LoadDatapath}
 }
 
 func (o Options) programs() Programs {

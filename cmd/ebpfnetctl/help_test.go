@@ -118,8 +118,8 @@ func TestUsage(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	for format, want := range map[string]string{
-		"text": fmt.Sprintf("devel, revision %d, build %016x, ABI %d\n", bpf.Revision, bpf.Build(), loader.ABI),
-		"json": fmt.Sprintf("\"revision\": %d,\n  \"build\": \"%016x\"", bpf.Revision, bpf.Build()),
+		"text": fmt.Sprintf("devel, revision %d, build %016x, ABI %d\n", bpf.Revision, bpf.Build, loader.ABI),
+		"json": fmt.Sprintf("\"revision\": %d,\n  \"build\": \"%016x\"", bpf.Revision, bpf.Build),
 		"yaml": fmt.Sprintf("abi: %d\n", loader.ABI),
 	} {
 		if code, stdout, _ := runIn(t, "version", "-o", format); code != exitGood || !strings.Contains(stdout, want) {

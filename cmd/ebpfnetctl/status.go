@@ -65,7 +65,7 @@ func printStatus(p *output.Printer) error {
 		Directory: totals.Pins,
 		Revision:  totals.Config.Revision,
 		Build:     loader.BuildID(totals.Config.Build),
-		Same:      totals.Config.Build == bpf.Build(),
+		Same:      totals.Config.Build == bpf.Build,
 		Uplinks:   append([]string{}, totals.Uplinks...), // not null
 		Warnings:  append([]string{}, totals.Warnings...),
 		Detached:  []string{},
@@ -119,7 +119,7 @@ func (s *status) programs() string {
 		return programVersion(s.Revision, s.Build)
 	}
 	return fmt.Sprintf("%s; this binary has %s (`ebpfnetctl upgrade` loads them)",
-		programVersion(s.Revision, s.Build), programVersion(bpf.Revision, loader.BuildID(bpf.Build())))
+		programVersion(s.Revision, s.Build), programVersion(bpf.Revision, loader.BuildID(bpf.Build)))
 }
 
 var mapTable = output.Table[admin.MapUse]{Columns: []output.Column[admin.MapUse]{

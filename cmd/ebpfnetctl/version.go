@@ -28,7 +28,7 @@ func newVersion() *cobra.Command {
 		Example: "  ebpfnetctl version\n  ebpfnetctl version -o json",
 		Args:    noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			v := version{release.String(), bpf.Revision, loader.BuildID(bpf.Build()), loader.ABI}
+			v := version{release.String(), bpf.Revision, loader.BuildID(bpf.Build), loader.ABI}
 			p := output.New(cmd.OutOrStdout(), flags)
 			return p.Document(v, v.Version, func() {
 				p.Printf("%s, %s, ABI %d\n", v.Version, programVersion(v.Revision, v.Build), v.ABI)

@@ -90,7 +90,7 @@ func (from source) collect() (samples, error) {
 		return nil, err
 	}
 	s := samples{}
-	s.add(buildInfo, 1, version.String(), decimal(bpf.Revision), loader.BuildID(bpf.Build()).String(), decimal(loader.ABI))
+	s.add(buildInfo, 1, version.String(), decimal(bpf.Revision), loader.BuildID(bpf.Build).String(), decimal(loader.ABI))
 	for _, p := range pools {
 		s.addPool(p)
 	}

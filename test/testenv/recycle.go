@@ -161,7 +161,7 @@ func recycle() error {
 		return err
 	}
 	defer datapath.Close()
-	if datapath.Config.Build != bpf.Build() {
+	if datapath.Config.Build != bpf.Build {
 		return nil
 	}
 	spec, err := specWith(loader.Options{MaxFlows: uint32(datapath.MaxFlows())})
@@ -169,7 +169,7 @@ func recycle() error {
 		return err
 	}
 	for _, dir := range []string{"links", "progs"} {
-		if err := removeOthers(filepath.Join(datapath.Dir(), dir), loader.BuildID(bpf.Build()).String()); err != nil {
+		if err := removeOthers(filepath.Join(datapath.Dir(), dir), loader.BuildID(bpf.Build).String()); err != nil {
 			return err
 		}
 	}

@@ -32,7 +32,7 @@ func lookDatapath(_ context.Context, h *host) ([]Finding, error) {
 	if err = errors.Join(err, h.errAttached); err != nil {
 		return findings, err
 	}
-	if h.datapath.Config.Build != bpf.Build() {
+	if h.datapath.Config.Build != bpf.Build {
 		return append(findings, warning("ebpfnetctl upgrade", "the loaded programs are not those of this ebpfnetctl: the next ADD of a newer plugin replaces them")), nil
 	}
 	services, _ := h.admin.ServicesPath()
