@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -150,12 +149,7 @@ func (a *adder) attachUplinks(ctx context.Context) error {
 	for _, name := range found.Missing {
 		a.log.Info("no device of the host matches yet", "uplink", name)
 	}
-	if err != nil || a.config.Uplinks == nil {
-		return err
-	}
-	known, err := maps.Uplinks(a.datapath)
-	isUplink := func(u maps.Uplink) bool { return !u.ContainerBridge }
-	if err == nil && !slices.ContainsFunc(known, isUplink) {
+	if err == nil && a.config.Uplinks != nil && len(found.Uplinks) == 0 {
 		a.log.Warn("no device of the host matches uplinks: nothing is masqueraded", "uplinks", a.config.Uplinks)
 	}
 	return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -141,17 +142,37 @@ func takeChanged(datapath *loader.Datapath, found []link.Uplink, known map[int]m
 	return changed, nil
 }
 
-// devicesToCheck returns the devices that may be uplinks without a route. Listing all takes longer with each container,
-// so without patterns an ADD on a host with uplinks checks only the devices that appeared just before its own.
+// devicesToCheck returns the devices that patterns may select, or without patterns those that may be uplinks without a
+// route. Listing all takes longer with each container, so an ADD looks names up, and without patterns on a host with
+// uplinks it checks only the devices that appeared just before its own.
 func devicesToCheck(host *netlink.Handle, datapath *loader.Datapath, patterns []string, known map[int]maps.Uplink, newest int) ([]netlink.Link, error) {
 	isFirst := true
 	for _, uplink := range known {
 		isFirst = isFirst && uplink.ContainerBridge
 	}
-	if newest == allDevices || patterns != nil || isFirst {
+	switch {
+	case patterns != nil && !slices.ContainsFunc(patterns, isGlob):
+		return devicesNamed(host, patterns)
+	case newest == allDevices || patterns != nil || isFirst:
 		return link.List(host)
+	default:
+		return devicesBefore(host, datapath, known, newest)
 	}
-	return devicesBefore(host, datapath, known, newest)
+}
+
+func isGlob(pattern string) bool { return strings.ContainsAny(pattern, `*?[\`) }
+
+func devicesNamed(host *netlink.Handle, names []string) (devices []netlink.Link, err error) {
+	for _, name := range names {
+		device, err := link.Find(host, name)
+		if err != nil {
+			return nil, err
+		}
+		if device != nil {
+			devices = append(devices, device)
+		}
+	}
+	return devices, nil
 }
 
 // devicesBefore returns the devices between the container of an earlier ADD, which checked those before it, and newest.

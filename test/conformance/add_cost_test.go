@@ -30,9 +30,9 @@ func TestAddCost(t *testing.T) {
 		return with(dual("1.1.0"), "runtimeConfig.portMappings", list{mapping})
 	}
 	trace := filepath.Join(t.TempDir(), "trace")
-	traced := func(t *testing.T, n int) (calls int) {
+	traced := func(t *testing.T, n int, conf object) (calls int) {
 		h.wrapPlugin(t, fmt.Sprintf(`exec strace -f -qq -o %s -e trace=bpf,sendto,execve,%%file "$1"`, trace))
-		h.pod(t, fmt.Sprint("c", n), withMapping(n)).add(t)
+		h.pod(t, fmt.Sprint("c", n), conf).add(t)
 		text := testenv.ReadFile(t, trace)
 		for _, bad := range forbiddenInADD {
 			if found := bad.Find(text); found != nil {
@@ -42,12 +42,14 @@ func TestAddCost(t *testing.T) {
 		return len(systemCall.FindAll(text, -1))
 	}
 	few, many := 0, 0
+	named := with(dual("1.1.0"), "uplinks", list{testenv.UplinkName})
 	h.pod(t, "c1", withMapping(1)).add(t)
-	t.Run("few", func(t *testing.T) { few = traced(t, 2) })
+	t.Run("few", func(t *testing.T) { few = traced(t, 2, withMapping(2)) })
 	for n := 3; n < 30; n++ {
 		h.pod(t, fmt.Sprint("c", n), withMapping(n)).add(t)
 	}
-	t.Run("many", func(t *testing.T) { many = traced(t, 30) })
+	t.Run("many", func(t *testing.T) { many = traced(t, 30, withMapping(30)) })
+	t.Run("named uplinks", func(t *testing.T) { traced(t, 31, named) })
 	if few < 50 || many != few {
 		t.Errorf("system calls of ADD: %d beside 1 container, %d beside 29; want the same, and at least 50", few, many)
 	}
