@@ -50,6 +50,7 @@ var registry = map[string]mapTraits{
 	bpf.MapPolicyRules:  {onDemand: true},
 	bpf.MapPolicyBlocks: {onDemand: true},
 	bpf.MapRouteRules:   {onDemand: true},
+	bpf.MapStackNotes:   {onDemand: true},
 
 	bpf.MapDropReader: {onDemand: true},
 	bpf.MapDropLimits: {onDemand: true},

@@ -276,6 +276,21 @@ func (s *Store) AdmitReplies(owner loader.Owner, opener Opener, connections []Co
 	return errors.Join(errs...)
 }
 
+// VoidOffloads has the packets of offloaded connections pass the stack until it has forwarded some of both sides again.
+func (s *Store) VoidOffloads() error {
+	now, err := nowTicks()
+	if err = errors.Join(err, s.dp.OpenOnDemand(bpf.MapStackNotes)); err != nil {
+		return err
+	}
+	s.changed = true
+	for place := range s.dp.StackNotes.MaxEntries() {
+		if err := s.dp.StackNotes.Put(place, &bpf.StackNote{Bypassed: now}); err != nil {
+			return fmt.Errorf("void offloaded connections: %w", err)
+		}
+	}
+	return nil
+}
+
 // nowTicks is the time in maps: bpf/time.h.
 func nowTicks() (uint32, error) {
 	const tickShift = 30

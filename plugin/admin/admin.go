@@ -210,14 +210,15 @@ func (o *Host) Uplinks() ([]netlink.Link, error) {
 // remain: containers reach each other and the host, but nothing is translated.
 func (o *Host) Unload(ctx context.Context) error {
 	_ = loader.IfLoaded(loader.OpenLoaded, func(datapath *loader.Datapath) error { // of this version's layout
-		return returnOffloaded(ctx, datapath, func(maps.Endpoint) bool { return true })
+		_, err := returnOffloaded(ctx, datapath, func(maps.Endpoint) bool { return true })
+		return err
 	})
 	return o.datapath.Unload(ctx)
 }
 
 // returnOffloaded prepares conntrack for offloaded TCP connections that are about to pass the stack again: else their
-// packets are invalid. They are those of some endpoints.
-func returnOffloaded(ctx context.Context, datapath *loader.Datapath, of func(maps.Endpoint) bool) error {
+// packets are invalid. They are those of some endpoints. It returns their number.
+func returnOffloaded(ctx context.Context, datapath *loader.Datapath, of func(maps.Endpoint) bool) (number int, err error) {
 	endpoints, errEndpoints := maps.Endpoints(datapath)
 	entries, errEntries := maps.OffloadEntries(datapath)
 	returns := map[netip.Addr]bool{}
@@ -227,17 +228,18 @@ func returnOffloaded(ctx context.Context, datapath *loader.Datapath, of func(map
 	var connections [][2]netip.AddrPort
 	for _, e := range entries {
 		if e.Protocol == maps.TCP && !e.Expired && (returns[e.Sides[0].Addr()] || returns[e.Sides[1].Addr()]) {
+			number++
 			connections = append(connections, e.Sides)
 			if e.CT != 0 { // conntrack has only the server's packets with this tuple
 				connections = append(connections, [2]netip.AddrPort{e.Sides[1], e.Sides[0]})
 			}
 		}
 	}
-	err := errors.Join(errEndpoints, errEntries)
-	if err != nil || len(connections) == 0 {
-		return err
+	err = errors.Join(errEndpoints, errEntries)
+	if err != nil || number == 0 {
+		return 0, err
 	}
-	return rtnl.BeLiberal(ctx, connections)
+	return number, rtnl.BeLiberal(ctx, connections)
 }
 
 // Connected returns the names of the containers whose devices are on this host, also without a loaded

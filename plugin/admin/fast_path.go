@@ -59,9 +59,9 @@ func (o *Host) ServicesPath() (text string, isFast bool) {
 	return "on the slow path, because programs cannot read conntrack (Linux 6.6 with BTF)", false
 }
 
-func (o *Host) stackHooks(ipv6 bool) (found []string, err error) {
-	const loopback = 1
+const loopback = 1 // ifindex
 
+func (o *Host) stackHooks(ipv6 bool) (found []string, err error) {
 	found = []string{}
 	hooks, err := o.datapath.StackHooks(loopback, ipv6)
 	if err != nil {

@@ -36,7 +36,22 @@ func (o *Host) Repair(ctx context.Context) (repaired []string, err error) {
 		repaired = append(repaired, "program of the loopback device")
 	}
 	attached, err := o.attachEndpoints(ctx)
-	return append(repaired, attached...), err
+	returned, errReturned := o.returnForIPsec(ctx)
+	return slices.Concat(repaired, attached, returned), errors.Join(err, errReturned)
+}
+
+// returnForIPsec has offloaded connections pass the stack again if the host has IPsec policies: they may be newer.
+func (o *Host) returnForIPsec(ctx context.Context) (repaired []string, err error) {
+	hooks, err := o.datapath.StackHooks(loopback, false)
+	if err != nil || hooks&bpf.HookIPsec == 0 {
+		return nil, err
+	}
+	number, err := returnOffloaded(ctx, o.datapath, func(maps.Endpoint) bool { return true })
+	if err != nil || number == 0 {
+		return nil, err
+	}
+	repaired = []string{fmt.Sprintf("way of TCP connections (%d): through the stack, which has IPsec policies", number)}
+	return repaired, maps.With(ctx, o.datapath, (*maps.Store).VoidOffloads)
 }
 
 // detachedUplinks describes the uplinks that lack programs, which Follow attaches.

@@ -121,7 +121,7 @@ func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, r
 	}
 	shaped := c.Bandwidth.Ingress.Rate != 0
 	if shaped && !device.Shaped {
-		_ = returnOffloaded(ctx, o.datapath, func(e maps.Endpoint) bool { return e.Owner == device.Owner })
+		_, _ = returnOffloaded(ctx, o.datapath, func(e maps.Endpoint) bool { return e.Owner == device.Owner })
 	}
 	if warning, err = o.setPolicy(store, &device, policy, &c, s); err != nil {
 		return warning, errors.Join(err, o.records.Write(&before))

@@ -281,3 +281,29 @@ func TestFastPathAutoIPsec(t *testing.T) {
 		})
 	})
 }
+
+// An established TCP connection bypasses an IPsec policy that is younger, until repair returns it to the stack. A rule that drops
+// invalid packets does not end it.
+func TestFastPathAutoIPsecBesideFirewall(t *testing.T) {
+	n := newAutoNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	n.sh(t, hookRows[0].on)
+	n.sh(t, "ip xfrm policy add src 192.0.2.77 dst 192.0.2.1 dir in action allow")
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		for _, p := range n.forwardedPaths(f, a, web) {
+			t.Run(p.name, func(t *testing.T) {
+				serve(t, p.server, "tcp", p.listen)
+				client := connect(t, p.client, "tcp", netip.AddrPort{}, p.dial)
+				defer client.Close()
+				n.eventuallyForwards(t, f, client, p.server, false)
+				if out := n.ctl(t, "repair"); !strings.Contains(out, "through the stack, which has IPsec policies") {
+					t.Errorf("repair does not return the connection to the stack: %s", out)
+				}
+				if count := n.forwardsOf(t, f, client, p.server); count == 0 {
+					t.Error("the connection does not pass the stack")
+				}
+				n.eventuallyForwards(t, f, client, p.server, false)
+			})
+		}
+	})
+}
