@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Everything the programs share with user space: map keys and values, the
- * configuration, and the constants that both sides name.
+ * configuration, and the constants that both sides name. abi_*.h have parts of it.
  *
  * bpf2go generates the Go types from the BTF of these structs. Padding is
  * explicit and zero, because keys are compared as bytes. Ports are in host byte
@@ -17,7 +17,7 @@
  */
 #pragma once
 
-#include <linux/types.h>
+#include <linux/bpf.h>
 
 #define EBPFNET_ABI 13
 
@@ -71,6 +71,15 @@ struct host_config {
 	__u32 timeout[FLOW_STATES];	 /* idle time of each state, in ticks of 2^30 ns */
 	__u32 cache_jiffies;		 /* how long a cached decision holds: at most 200 ms */
 	__u32 sees_hooks;		 /* 1: programs can see the stack's hooks (stack_hooks.h) */
+};
+
+/* Set by the loader before the programs are verified, constant from then on. */
+const volatile struct host_config config = {
+	.abi = EBPFNET_ABI,
+	.attach = ATTACH_TCX,
+	.flow_buckets = 1,
+	.masq_ports = {{.first = 1024, .count = 28976}},
+	.cache_jiffies = 50,
 };
 
 enum endpoint_flags {
@@ -436,12 +445,6 @@ struct uplink {
  * those that suppress routes. Key: 0 for IPv4, 1 for IPv6.
  */
 
-#include "abi_drop.h"
-#include "abi_fwd.h"
-#include "abi_node.h"
-#include "abi_policy.h"
-#include "abi_stack.h"
-
 _Static_assert(sizeof(struct host_config) == 104, "host_config");
 _Static_assert(sizeof(struct endpoint) == 72, "endpoint");
 _Static_assert(sizeof(struct device) == 104, "device");
@@ -451,14 +454,9 @@ _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow) == 64, "flow");
 _Static_assert(sizeof(struct flow_entry) == 104, "flow_entry");
 _Static_assert(sizeof(struct flow_bucket) == 8 + 4 * FLOW_WAYS, "flow_bucket");
-_Static_assert(sizeof(struct routed) == 52, "routed");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
 _Static_assert(sizeof(struct offload) == sizeof(struct flow), "offload");
 _Static_assert(sizeof(struct ct_nat) == sizeof(struct flow), "ct_nat");
-_Static_assert(sizeof(struct stack_note) == 16, "stack_note");
-_Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
-_Static_assert(sizeof(struct fwd_ways) == 16, "fwd_ways");
-_Static_assert(sizeof(struct fwd_entry) == 152, "fwd_entry");
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 _Static_assert(sizeof(struct fragment) == 12, "fragment");
 _Static_assert(sizeof(struct frag_queue_key) == 44, "frag_queue_key");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The part of abi.h about tuples of packets, and the forwarding cache. */
+/* The part of abi.h about forwarding: tuples of packets, the forwarding cache, the stack's hooks, other nodes. */
 #pragma once
 
 #include "abi.h"
@@ -111,3 +111,70 @@ struct routed {
 	__u32 id;	/* of the tuple; the lowest bit: all rules admit the packet as it is */
 	__u32 receiver; /* then: ifindex of the container to which it is addressed; 0: the outside */
 };
+
+/* What the stack has for forwarded packets: the result of the program stack_hooks. */
+enum stack_hook {
+	HOOK_NETFILTER = 1, /* of the family */
+	HOOK_BRIDGE = 2,    /* netfilter for bridges, and one is involved */
+	HOOK_IPSEC = 4,
+	HOOK_NETDEV = 8,   /* a netfilter chain of a device */
+	HOOK_TC = 16,	   /* tc programs or filters of others at a device */
+	HOOK_UNKNOWN = 32, /* this kernel does not show its hooks */
+};
+
+/*
+ * stack_notes: what the programs know of the stack for packets between two devices. It has seen
+ * nothing of connections since they bypassed it without an entry, so what is recorded of it until
+ * then is void.
+ */
+#define STACK_NOTES 1024
+
+struct stack_note {
+	__u64 hooks;	/* what it had in a jiffy (stack_hooks.h) */
+	__u32 bypassed; /* in ticks of 2^30 ns: when it last had none, for fastPath auto; 0: never */
+	__u32 pad;
+};
+
+/* clang-format off */
+enum node_mode { /* how the host's route reaches the node's containers */
+	NODE_TUNNEL = 1, /* by the cluster's tunnel, in both directions */
+	NODE_DIRECT = 2, /* routed, without a tunnel */
+	NODE_EITHER = 3, /* by the tunnel; packets from the node may be direct */
+} __attribute__((packed)); /* one byte */
+/* clang-format on */
+
+/* nodes: a prefix of containers of another node. */
+struct node {
+	struct addr
+		remote; /* the node's address: the outer source of the prefix's packets in the tunnel */
+	__u32 mtu;	/* the maximum length of an IP packet to the prefix, in bytes */
+	enum node_mode mode;
+	__u8 pad[3];
+};
+
+/* The addresses that equal addr in the bits of mask. All zeros: every address. */
+struct prefix {
+	struct addr addr;
+	struct addr mask;
+};
+
+/* cluster: what applies to all nodes. All zeros: the host is in no cluster. */
+struct cluster {
+	__u32 nodes;  /* the number of entries in nodes; 0: no lookup is made */
+	__u32 tunnel; /* ifindex of the VXLAN device; 0: there is none */
+	__u32 vni;
+	__u16 port; /* of VXLAN */
+	__u16 pad;
+	struct addr addr4; /* the source of the tunnel's own packets; all zeros: the route's */
+	struct addr addr6;
+	struct prefix containers4; /* of this node: the only destinations of the tunnel's packets */
+	struct prefix containers6;
+};
+
+_Static_assert(sizeof(struct routed) == 52, "routed");
+_Static_assert(sizeof(struct stack_note) == 16, "stack_note");
+_Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
+_Static_assert(sizeof(struct fwd_ways) == 16, "fwd_ways");
+_Static_assert(sizeof(struct fwd_entry) == 152, "fwd_entry");
+_Static_assert(sizeof(struct node) == 24, "node");
+_Static_assert(sizeof(struct cluster) == 112, "cluster");

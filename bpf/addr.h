@@ -9,6 +9,9 @@
 
 #include "abi.h"
 
+#define AF_INET	 2
+#define AF_INET6 10
+
 static __always_inline void addr_from_ipv4(struct addr *a, __be32 ipv4)
 {
 	__u32 *words = (__u32 *)a;
@@ -53,17 +56,6 @@ static __always_inline bool mac_is_bridges(const __u8 *mac)
 
 	return words[0] == bpf_htons(0x0180) && words[1] == bpf_htons(0xc200) &&
 	       (words[2] & bpf_htons(0xfff0)) == 0;
-}
-
-static __always_inline bool addr_is_in(const struct addr *a, const struct prefix *prefix)
-{
-	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)&prefix->addr,
-		    *mask = (const __u32 *)&prefix->mask;
-
-	for (int i = 0; i < 4; i++)
-		if ((x[i] ^ y[i]) & mask[i])
-			return false;
-	return true;
 }
 
 /* Reports whether a sorts before b, in an arbitrary but fixed order. */

@@ -2,6 +2,7 @@
 /* Access to the bytes of a packet, and the headers in them. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -39,4 +40,15 @@ static __always_inline void *bytes_at(struct __sk_buff *skb, __u32 offset, __u32
 	if (!bytes && !bpf_skb_pull_data(skb, offset + len))
 		bytes = linear_at(skb, offset, len);
 	return bytes;
+}
+
+#define VLAN_ID 0xfff /* the rest of a tag is priority */
+
+/*
+ * Reports whether the frame is for a VLAN device above this one. VLAN 0 is only a priority
+ * (802.1Q, 6.9).
+ */
+static __always_inline bool has_vlan(struct __sk_buff *skb)
+{
+	return skb->vlan_present && skb->vlan_tci & VLAN_ID;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * What conntrack knows of a connection: its tuples before and after translation, and its state. The
- * programs read the kernel's own structures (stack_hooks.h).
+ * programs read the kernel's own structures (kernel.h).
  *
  * A packet that has passed conntrack carries the address of its entry, which flows remember. The kernel
  * frees an entry only after it has marked it as dying, and uses the memory for other entries, or gives it
@@ -11,9 +11,9 @@
 #pragma once
 
 #include "addr.h"
-#include "node.h"
+#include "kernel.h"
+#include "packet.h"
 #include "scratch.h"
-#include "stack_hooks.h"
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 

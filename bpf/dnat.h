@@ -8,9 +8,10 @@
  */
 #pragma once
 
-#include "flow.h"
+#include "flow_table.h"
 #include "hash.h"
 #include "rewrite.h"
+#include "tag.h"
 
 #define DNAT_PROBES   3 /* client ports that a flow may get; the first is its own */
 #define DNAT_PORT_MIN 1024

@@ -3,11 +3,15 @@
 #pragma once
 
 #include "bytes.h"
+#include "endpoint.h"
 #include "node.h"
 
 /* Newer than the uapi headers that this is compiled with. */
 #define F_FIB_SKIP_NEIGH (1U << 2) /* BPF_FIB_LOOKUP_SKIP_NEIGH, 6.3 */
 #define F_FIB_SRC	 (1U << 4) /* BPF_FIB_LOOKUP_SRC, 6.7 */
+
+/* The arguments of fib_args_are_local. */
+SCRATCH(fib_scratch, struct bpf_fib_lookup);
 
 static __always_inline void fib_init(struct bpf_fib_lookup *fib, const struct addr *dst, bool ipv6,
 				     __u32 ifindex)

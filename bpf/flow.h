@@ -7,32 +7,6 @@
 
 #include "flow_table.h"
 
-/* The key for p, sent by a container. */
-static __always_inline void flow_sent_key(struct flow_key *key, const struct packet *p,
-					  enum flow_kind kind)
-{
-	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = p->dst;
-	key->local = p->src;
-	key->remote_port = p->dport;
-	key->local_port = p->sport;
-	key->protocol = p->protocol;
-	key->kind = kind;
-}
-
-/* The key for p, sent by a remote. */
-static __always_inline void flow_received_key(struct flow_key *key, const struct packet *p,
-					      enum flow_kind kind)
-{
-	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = p->src;
-	key->local = p->dst;
-	key->remote_port = p->sport;
-	key->local_port = p->dport;
-	key->protocol = p->protocol;
-	key->kind = kind;
-}
-
 /*
  * Finds and updates the flow of owner to which p, sent by a container, is a reply; or NULL. A
  * flow of a former container with the address has another owner. direct as in struct flow_args.

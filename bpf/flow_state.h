@@ -1,13 +1,68 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The state of a flow, and how its packets change it. Packets of the container are trusted,
+ * The key and the state of a flow, and how its packets change it. Packets of the container are trusted,
  * because anti-spoofing has checked them (spoof.h). Packets of a remote may be forged.
  */
 #pragma once
 
-#include "maps.h"
 #include "packet.h"
-#include "time.h"
+
+/* The key for p, sent by a container. */
+static __always_inline void flow_sent_key(struct flow_key *key, const struct packet *p,
+					  enum flow_kind kind)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->remote = p->dst;
+	key->local = p->src;
+	key->remote_port = p->dport;
+	key->local_port = p->sport;
+	key->protocol = p->protocol;
+	key->kind = kind;
+}
+
+/* The key for p, sent by a remote. */
+static __always_inline void flow_received_key(struct flow_key *key, const struct packet *p,
+					      enum flow_kind kind)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->remote = p->src;
+	key->local = p->dst;
+	key->remote_port = p->sport;
+	key->local_port = p->dport;
+	key->protocol = p->protocol;
+	key->kind = kind;
+}
+
+/* Reports whether addr:port is side 0 of a FLOW_OFFLOAD: the one with the lower port, or if equal, address. */
+static __always_inline bool offload_is_first(const struct addr *addr, __u16 port,
+					     const struct addr *other, __u16 other_port)
+{
+	return port != other_port ? port < other_port : addr_less(addr, other);
+}
+
+/*
+ * Sets key to that of the connection of packets with the tuple, addressed to addr:port. Returns which side
+ * has sent them.
+ */
+static __noinline __u8 offload_key(struct flow_key *key, const struct fwd_key *tuple,
+				   const struct addr *addr, __u16 port)
+{
+	__builtin_memset(key, 0, sizeof(*key));
+	key->protocol = tuple->protocol;
+	key->kind = FLOW_OFFLOAD;
+	if (offload_is_first(&tuple->src, tuple->sport, addr, port)) {
+		key->remote = tuple->src;
+		key->remote_port = tuple->sport;
+		key->local = *addr;
+		key->local_port = port;
+		return 0;
+	}
+	key->remote = *addr;
+	key->remote_port = port;
+	key->local = tuple->src;
+	key->local_port = tuple->sport;
+	return 1;
+}
 
 /* Who has sent a packet of a flow. */
 enum sender {

@@ -42,6 +42,47 @@
 #define FLOW_SPARE 2
 #define FLOW_ROOM  (FLOW_WAYS / (FLOW_SHARE + 1)) /* with more free places, no share is too large */
 
+/* The flow of a packet to a container. */
+struct dnat {
+	struct flow_key key; /* if there is none: a free one */
+	bool free;	     /* the key is free */
+};
+
+/* A flow to find, to update, or to create: the arguments of the functions here. */
+struct flow_args {
+	struct flow_key key;
+	struct flow flow; /* the one that was found */
+	struct flow new;
+	__u32 access;  /* enum flow_access of dnat_find */
+	bool tracked;  /* the packet has updated the flow */
+	bool direct;   /* FLOW_DNAT, FLOW_SENT: a flow that translates nothing, not one that does */
+	__u64 version; /* of the flow to replace */
+	__u32 replaced; /* its id; 0: the place is free */
+	__u32 known;	/* where the next lookup may find the flow: flow_place_of; 0: not known */
+	__u32 bucket;	/* of the key */
+	__u32 id;
+	struct flow_key hashed; /* the tuple of hash */
+	__u64 hash;
+	__u32 way; /* or FLOW_WAYS. Not in a register, where the verifier would follow each value. */
+	__u32 now;
+	__u64 free_version; /* as version and replaced, for free_way */
+	__u32 free_id;
+	__u32 free; /* number of free places in the bucket, or with useless flows, and one of them */
+	__u32 free_way;
+	__u32 keep;	  /* id of a flow that must not be replaced; 0: none */
+	__u32 own;	  /* number of the payer's flows in the bucket */
+	__u32 others;	  /* number of others' flows that are not assured */
+	__u32 weight;	  /* of the flow to replace */
+	struct dnat dnat; /* of host_port_forward */
+};
+
+enum flow_weight {
+	/* of another container's flow: how long it has been idle */
+	FLOW_OWN = 1U << 30, /* plus the same */
+};
+
+SCRATCH(flow_scratch, struct flow_args);
+
 /*
  * Reports whether the flow's container still exists. DEL does not remove flows: it would have
  * to read all of them, and would miss those that packets add meanwhile. The container is

@@ -144,6 +144,41 @@ static __noinline int forward_reply(struct __sk_buff *skb, struct packet *p,
 	return forward_snat(skb, p, &flow->nat_addr, flow->nat_port);
 }
 
+/* Reports whether a masqueraded flow or the host has the tuple of p, sent from addr:port. */
+static __noinline bool host_port_is_taken(const struct packet *p, const struct addr *addr,
+					  __u16 port)
+{
+	struct flow_args *args = flow_scratch_get();
+	struct flow *flow;
+
+	if (!args)
+		return true;
+	masq_key(&args->key, packet_tuple(p), addr);
+	args->key.local_port = port;
+	flow = flow_lookup(args);
+	return flow && !flow_expired(flow) && !flow_ended(flow);
+}
+
+/*
+ * Sends p, a reply of a host port whose flow was lost, with the host port as its
+ * source, and restores the flow. A host port on any address replies from the
+ * one that the host would choose.
+ */
+static __noinline int host_port_reply(struct __sk_buff *skb, struct packet *p,
+				      const struct host_port *port)
+{
+	struct addr source = port->target_addr;
+
+	if (addr_is_any(&source, p->ipv6) &&
+	    !fib_source(skb, packet_tuple(p), skb->ifindex, &source))
+		return drop_for(skb, port->owner, REASON_NO_SOURCE);
+	if (host_port_is_taken(p, &source, port->target_port))
+		return NOT_HANDLED;
+	if (!p->icmp_error && !flow_store_reply(p, &source, port->target_port, port->owner))
+		return drop_for(skb, port->owner, REASON_NO_PORT);
+	return forward_snat(skb, p, &source, port->target_port);
+}
+
 /* Forwards p, from the outside, to the container at addr:port, whose flow is in d. */
 static __always_inline int forward_flow(struct __sk_buff *skb, struct packet *p,
 					struct endpoint *to, struct dnat *d)

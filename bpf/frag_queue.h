@@ -14,6 +14,12 @@
 #define FRAG_QUEUE_PLACE   64 /* units of 8 bytes; fragments of at least this size do not collide */
 #define FRAG_QUEUE_MIN_LEN 20 /* no frame with an IP header is shorter */
 
+/* A fragment on its way into frag_queue. */
+SCRATCH(frag_scratch, struct queued_frag);
+
+/* The place in frag_queue that its functions look at. */
+SCRATCH(place_scratch, struct frag_queue_key);
+
 /*
  * The asm keeps the compiler from merging the comparisons, from which older verifiers get no
  * bounds.

@@ -4,7 +4,6 @@
 
 #include "maps.h"
 #include "packet.h"
-#include "time.h"
 
 #define INGRESS_UNKNOWN (~0U) /* no device has this number */
 

@@ -14,9 +14,9 @@
 
 #include "checksum.h"
 #include "conntrack.h"
-#include "fib.h"
 #include "fwd_stack.h"
 #include "fwd_track.h"
+#include "node.h"
 #include "rewrite.h"
 #include "verdict.h"
 
@@ -326,6 +326,41 @@ static __always_inline long fwd_rewrite(struct __sk_buff *skb, struct packet *p,
 	    rewrite(skb, p, SIDE_SRC, &entry->src_addr, entry->src_port))
 		return -EINVAL;
 	return p->ipv6 ? fwd_rewrite6(skb, p, entry) : fwd_rewrite4(skb, p, entry);
+}
+
+/* Before 6.0, the kernel accepts no source, and uses the route's. */
+static __always_inline long node_set_key(struct __sk_buff *skb, const struct bpf_tunnel_key *key,
+					 __u64 flags)
+{
+	long err = bpf_skb_set_tunnel_key(skb, (void *)key, sizeof(*key), flags);
+
+	return err == -EINVAL ? bpf_skb_set_tunnel_key(skb, (void *)key, TUNNEL_KEY_SIZE, flags)
+			      : err;
+}
+
+/*
+ * Sends the packet to the node by the tunnel. Over IPv4 without an outer checksum: the inner ones
+ * suffice, and some network cards compute it wrongly. IPv6 requires one (RFC 8200, 8.1).
+ */
+static __noinline int node_redirect(struct __sk_buff *skb, const struct addr *remote)
+{
+	bool ipv6 = !addr_is_mapped(remote);
+	struct cluster *cluster = cluster_get();
+	struct bpf_tunnel_key key = {};
+
+	if (!cluster)
+		return VERDICT_DROP;
+	key.tunnel_id = cluster->vni;
+	if (ipv6) {
+		__builtin_memcpy(key.remote_ipv6, remote, sizeof(*remote));
+		__builtin_memcpy(key.local_ipv6, &cluster->addr6, sizeof(*remote));
+	} else {
+		key.remote_ipv4 = bpf_ntohl(addr_ipv4(remote));
+		key.local_ipv4 = bpf_ntohl(addr_ipv4(&cluster->addr4));
+	}
+	if (node_set_key(skb, &key, ipv6 ? BPF_F_TUNINFO_IPV6 : BPF_F_ZERO_CSUM_TX))
+		return drop(skb, REASON_REWRITE);
+	return bpf_redirect(cluster->tunnel, 0);
 }
 
 static __always_inline int fwd_redirect(struct __sk_buff *skb, const struct fwd_entry *entry)

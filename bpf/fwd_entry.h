@@ -2,9 +2,9 @@
 /* The entries of the forwarding cache (fwd_cache.h). */
 #pragma once
 
-#include "endpoint.h"
+#include "bytes.h"
+#include "maps.h"
 #include "packet.h"
-#include "tag.h"
 
 /* Reports whether p's connection may have an entry. */
 static __always_inline bool fwd_cacheable(const struct packet *p)
@@ -125,6 +125,17 @@ static __always_inline void fwd_record_stack(__u32 id)
 static __always_inline bool fwd_entry_bypasses(const struct fwd_entry *entry)
 {
 	return entry->action >= FWD_CONTAINER;
+}
+
+static __always_inline void fwd_entry_set_owner(struct fwd_entry *entry, __u64 owner)
+{
+	entry->flow.owner[0] = owner;
+	entry->flow.owner[1] = owner >> 32;
+}
+
+static __always_inline __u64 fwd_entry_owner(const struct fwd_entry *entry)
+{
+	return (__u64)entry->flow.owner[1] << 32 | entry->flow.owner[0];
 }
 
 /* Has the entry apply to frames with that source only. */

@@ -22,17 +22,6 @@ static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry, cons
 	       (p->protocol != IPPROTO_TCP || !tuple_hint_exists(p));
 }
 
-static __always_inline void fwd_entry_set_owner(struct fwd_entry *entry, __u64 owner)
-{
-	entry->flow.owner[0] = owner;
-	entry->flow.owner[1] = owner >> 32;
-}
-
-static __always_inline __u64 fwd_entry_owner(const struct fwd_entry *entry)
-{
-	return (__u64)entry->flow.owner[1] << 32 | entry->flow.owner[0];
-}
-
 /* Has the entry leave packets like p, whose tuple has the id, to the stack, if nothing but the plugin's maps can change that. */
 static __always_inline void fwd_entry_repeat(struct fwd_entry *entry, const struct packet *p,
 					     __u32 id)

@@ -5,9 +5,9 @@
  */
 #pragma once
 
-#include "flow.h"
-#include "fwd_stack.h"
+#include "fwd_entry.h"
 #include "policy_pair.h"
+#include "policy_rules.h"
 #include "tuple_hint.h"
 
 /* Updates the flow with the key in args as flow_access does. The entry knows its place then. */

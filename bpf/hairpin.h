@@ -10,7 +10,6 @@
 #pragma once
 
 #include "endpoint.h"
-#include "fib.h"
 #include "forward.h"
 #include "host_port.h"
 #include "masq.h"

@@ -5,7 +5,6 @@
 #include <linux/errno.h>
 
 #include "addr.h"
-#include "maps.h"
 #include "scratch.h"
 
 #define GOLDEN 0x9e3779b1 /* 2^32 divided by the golden ratio: spreads neighbors far apart */
@@ -74,6 +73,15 @@ static __always_inline __u64 siphash_of(const struct addr *a, const struct addr 
 	siphash_round(&s);
 	return s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
 }
+
+/* The arguments of siphash. */
+struct hash_args {
+	struct addr a;
+	struct addr b;
+	__u64 word; /* and the result */
+};
+
+SCRATCH(hash_scratch, struct hash_args);
 
 /* Hashes what is in hash_scratch. */
 __noinline int siphash(void)

@@ -7,12 +7,6 @@
 #include "packet.h"
 #include "port_mark.h"
 
-/* Reports whether the number is or was that of a host port. */
-static __always_inline bool is_host_port_number(__u8 protocol, __u16 port)
-{
-	return port_is_marked(PORT_FORWARDED, protocol, port);
-}
-
 /* Returns the host port at addr:port, or NULL. An exact address takes precedence over any. */
 static __noinline struct host_port *host_port_find(const struct addr *addr, __u16 port,
 						   __u8 protocol, bool ipv6)

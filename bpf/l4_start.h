@@ -12,8 +12,8 @@
 
 #include "bytes.h"
 #include "checksum.h"
+#include "kernel.h"
 #include "packet.h"
-#include "stack_hooks.h"
 
 #define CHECKSUM_PARTIAL   3
 #define CHECKSUM_MANGLED_0 0xffff /* UDP: 0 means none (RFC 768) */

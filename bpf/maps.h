@@ -6,6 +6,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "abi.h"
+#include "abi_drop.h"
+#include "abi_fwd.h"
+#include "abi_policy.h"
 
 #define MAP(name, map_type, key_type, value_type, entries, flags)                                  \
 	struct {                                                                                   \
@@ -15,15 +18,6 @@
 		__type(key, key_type);                                                             \
 		__type(value, value_type);                                                         \
 	} name SEC(".maps")
-
-/* Set by the loader before the programs are verified, constant from then on. */
-const volatile struct host_config config = {
-	.abi = EBPFNET_ABI,
-	.attach = ATTACH_TCX,
-	.flow_buckets = 1,
-	.masq_ports = {{.first = 1024, .count = 28976}},
-	.cache_jiffies = 50,
-};
 
 /* Written by ADD before the container can send, removed by DEL. Every program reads it. */
 MAP(endpoints, HASH, struct addr, struct endpoint, 65536, BPF_F_NO_PREALLOC);

@@ -12,9 +12,9 @@
 #pragma once
 
 #include "addr.h"
-#include "endpoint.h"
 #include "fib.h"
-#include "flow.h"
+#include "flow_table.h"
+#include "host_port.h"
 #include "masq_port.h"
 #include "route_cache.h"
 #include "socket.h"

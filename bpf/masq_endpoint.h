@@ -2,10 +2,8 @@
 /* Masquerades packets from containers to the outside, and drops those that it cannot masquerade. */
 #pragma once
 
-#include "fib.h"
 #include "forward.h"
 #include "frag_queue.h"
-#include "host_port_forward.h"
 #include "masq.h"
 #include "tunnel.h"
 

@@ -3,11 +3,29 @@
 #pragma once
 
 #include "hash.h"
-#include "host_port.h"
+#include "port_mark.h"
 #include "scratch.h"
 
 #define MASQ_PORTS (config.masq_ports[0].count + config.masq_ports[1].count)
 #define MASQ_GROUP 4
+
+/* A masqueraded flow to find or to create: the arguments of masq.h's functions. */
+struct masq_args {
+	struct flow_key key; /* local_port: the result */
+	struct flow flow;
+	__u32 hash;  /* of the tuple without the container's port, with the host's secret */
+	__u32 share; /* chooses the ports that the container may use towards the remote */
+	__u32 ended; /* a candidate whose flow has ended */
+	bool ipv6;
+	bool has_ports;
+	bool read_only;		     /* the flow is only searched for, not updated */
+	bool has_former;	     /* the uplink has had another source */
+	struct masq_sources sources; /* an entry for masq_sources */
+	struct fwd_key
+		tuple; /* of a packet that is not in pkt_scratch, or a key of route_cache.h */
+};
+
+SCRATCH(masq_scratch, struct masq_args);
 
 static __always_inline bool port_range_has(const volatile struct port_range *range, __u16 port)
 {

@@ -8,7 +8,7 @@
 
 #include "hash.h"
 #include "maps.h"
-#include "time.h"
+#include "packet.h"
 
 /* Returns the remote of a flow and the address that it is translated to, in one word. */
 static __always_inline __u64 moved_sides(const struct addr *remote, const struct addr *addr)

@@ -177,7 +177,7 @@ const (
 	ReasonMax           = DatapathReasonREASON_MAX
 )
 
-// Names of the maps (maps.h, scratch.h).
+// Names of the maps (maps.h, and SCRATCH elsewhere).
 const (
 	MapCluster       = DatapathMapCluster
 	MapDevices       = DatapathMapDevices
@@ -227,7 +227,7 @@ const (
 	ProgStackDrop = StackDropsProgStackDrop // of stack_drops.c, which is no part of the datapath
 )
 
-// Names of the variables (maps.h, stack_drops.c).
+// Names of the variables (abi.h, stack_drops.c).
 const (
 	VarConfig      = DatapathVarConfig
 	VarStackConfig = StackDropsVarStackConfig

@@ -13,25 +13,12 @@
 #include <linux/if_packet.h>
 
 #include "addr.h"
-#include "endpoint.h"
 #include "maps.h"
 #include "packet.h"
-#include "scratch.h"
 #include "tag.h"
-#include "verdict.h"
-
-#define AF_INET	 2
-#define AF_INET6 10
 
 /* Without members that kernels before 6.0 do not know. */
 #define TUNNEL_KEY_SIZE offsetof(struct bpf_tunnel_key, local_ipv4)
-
-struct next_hop {
-	__u32 ifindex;
-	bool tunnel;		      /* the next hop is a node, behind the tunnel */
-	__u32 max_len;		      /* largest IP packet that is known to fit, in bytes */
-	struct bpf_redir_neigh neigh; /* tunnel: its address as in struct node */
-};
 
 static __always_inline struct cluster *cluster_get(void)
 {
@@ -103,6 +90,17 @@ static __noinline bool node_is_sender(struct __sk_buff *skb, const struct node *
 	if (ipv6)
 		return addr_equal((const struct addr *)key.remote_ipv6, &node->remote);
 	return bpf_htonl(key.remote_ipv4) == addr_ipv4(&node->remote);
+}
+
+static __always_inline bool addr_is_in(const struct addr *a, const struct prefix *prefix)
+{
+	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)&prefix->addr,
+		    *mask = (const __u32 *)&prefix->mask;
+
+	for (int i = 0; i < 4; i++)
+		if ((x[i] ^ y[i]) & mask[i])
+			return false;
+	return true;
 }
 
 /*
@@ -189,39 +187,4 @@ static __always_inline long node_next_hop(const struct packet *p, __u32 len, str
 	next->neigh.nh_family = p->ipv6 ? AF_INET6 : AF_INET;
 	__builtin_memcpy(next->neigh.ipv6_nh, &node->remote, sizeof(node->remote));
 	return BPF_FIB_LKUP_RET_SUCCESS;
-}
-
-/* Before 6.0, the kernel accepts no source, and uses the route's. */
-static __always_inline long node_set_key(struct __sk_buff *skb, const struct bpf_tunnel_key *key,
-					 __u64 flags)
-{
-	long err = bpf_skb_set_tunnel_key(skb, (void *)key, sizeof(*key), flags);
-
-	return err == -EINVAL ? bpf_skb_set_tunnel_key(skb, (void *)key, TUNNEL_KEY_SIZE, flags)
-			      : err;
-}
-
-/*
- * Sends the packet to the node by the tunnel. Over IPv4 without an outer checksum: the inner ones
- * suffice, and some network cards compute it wrongly. IPv6 requires one (RFC 8200, 8.1).
- */
-static __noinline int node_redirect(struct __sk_buff *skb, const struct addr *remote)
-{
-	bool ipv6 = !addr_is_mapped(remote);
-	struct cluster *cluster = cluster_get();
-	struct bpf_tunnel_key key = {};
-
-	if (!cluster)
-		return VERDICT_DROP;
-	key.tunnel_id = cluster->vni;
-	if (ipv6) {
-		__builtin_memcpy(key.remote_ipv6, remote, sizeof(*remote));
-		__builtin_memcpy(key.local_ipv6, &cluster->addr6, sizeof(*remote));
-	} else {
-		key.remote_ipv4 = bpf_ntohl(addr_ipv4(remote));
-		key.local_ipv4 = bpf_ntohl(addr_ipv4(&cluster->addr4));
-	}
-	if (node_set_key(skb, &key, ipv6 ? BPF_F_TUNINFO_IPV6 : BPF_F_ZERO_CSUM_TX))
-		return drop(skb, REASON_REWRITE);
-	return bpf_redirect(cluster->tunnel, 0);
 }

@@ -15,12 +15,10 @@
  */
 #pragma once
 
-#include "checksum.h"
+#include "bytes.h"
 #include "offload_flow.h"
-#include "parse.h"
 #include "stack_hooks.h"
 #include "tag.h"
-#include "time.h"
 #include "tuple_hint.h"
 
 #define OFFLOAD_AFTER	  8	    /* packets of a side: shorter connections get no entry */

@@ -34,13 +34,6 @@ struct offload_copy {
 
 SCRATCH(offload_scratch, struct offload_copy);
 
-/* Reports whether addr:port is side 0: the one with the lower port, or if equal, address. */
-static __always_inline bool offload_is_first(const struct addr *addr, __u16 port,
-					     const struct addr *other, __u16 other_port)
-{
-	return port != other_port ? port < other_port : addr_less(addr, other);
-}
-
 /* Sets c's containers: its packets go from one to the other; NULL: the outside, by the uplink. */
 static __always_inline void offload_set_ends(struct connection *c, const struct endpoint *from,
 					     const struct endpoint *to, __u32 uplink)
@@ -55,30 +48,6 @@ static __always_inline void offload_set_ends(struct connection *c, const struct 
 	c->owners = one->owner;
 	if (c->other && from != to) /* else a container reaches itself, by a service */
 		c->owners ^= to->owner;
-}
-
-/*
- * Sets key to that of the connection of packets with the tuple, addressed to addr:port. Returns which side
- * has sent them.
- */
-static __noinline __u8 offload_key(struct flow_key *key, const struct fwd_key *tuple,
-				   const struct addr *addr, __u16 port)
-{
-	__builtin_memset(key, 0, sizeof(*key));
-	key->protocol = tuple->protocol;
-	key->kind = FLOW_OFFLOAD;
-	if (offload_is_first(&tuple->src, tuple->sport, addr, port)) {
-		key->remote = tuple->src;
-		key->remote_port = tuple->sport;
-		key->local = *addr;
-		key->local_port = port;
-		return 0;
-	}
-	key->remote = *addr;
-	key->remote_port = port;
-	key->local = tuple->src;
-	key->local_port = tuple->sport;
-	return 1;
 }
 
 /* Sets c's key and side for p, addressed to addr:port. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A parsed packet: its headers in the representation of the maps. */
+/* A parsed packet: its headers in the representation of the maps; and its time and its next hop. */
 #pragma once
 
 #include <stdbool.h>
@@ -9,7 +9,9 @@
 #include <linux/in6.h>
 #include <bpf/bpf_helpers.h>
 
+#include "abi_fwd.h"
 #include "addr.h"
+#include "scratch.h"
 
 enum refused { /* the packet, by the rules of */
 	REFUSED_NOT = 0,
@@ -89,7 +91,7 @@ struct packet {
 	__u32 len;	    /* of the IP packet */
 	__u32 seq;	    /* TCP */
 	__u32 ack;
-	__u32 now;    /* time.h; 0: not read yet */
+	__u32 now;    /* now_ticks; 0: not read yet */
 	bool tcp_syn; /* SYN without ACK: opens a connection */
 	bool tcp_synack;
 	bool tcp_fin;
@@ -116,6 +118,43 @@ struct packet {
 
 _Static_assert(offsetof(struct packet, echo_reply) == offsetof(struct fwd_key, echo_reply),
 	       "fwd_key");
+
+/*
+ * The packet that the program runs for, for entry programs, which pass it on. The
+ * verifier does not track values in a map, so it does not explore every function
+ * again for each kind of packet.
+ */
+SCRATCH(pkt_scratch, struct packet);
+
+/*
+ * Time in maps: ticks of 2^30 ns, about a second. So entries are written at most once per
+ * second.
+ */
+#define TICK_SHIFT     30
+#define TICKS(seconds) ((seconds) * 1000000000ULL >> TICK_SHIFT)
+
+/*
+ * Returns the time in ticks. The clock is read once per packet, because that takes longer than
+ * a lookup.
+ */
+__noinline __u32 now_ticks(void)
+{
+	struct packet *p = pkt_scratch_get();
+
+	if (!p)
+		return 0;
+	if (!p->now)
+		p->now = bpf_ktime_get_ns() >> TICK_SHIFT;
+	return p->now;
+}
+
+/* Where the host sends a packet. */
+struct next_hop {
+	__u32 ifindex;
+	bool tunnel;		      /* the next hop is a node, behind the tunnel */
+	__u32 max_len;		      /* largest IP packet that is known to fit, in bytes */
+	struct bpf_redir_neigh neigh; /* tunnel: its address as in struct node */
+};
 
 static __always_inline bool is_tcp_or_udp(__u8 protocol)
 {

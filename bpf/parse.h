@@ -7,10 +7,8 @@
 #include "fragment.h"
 #include "packet.h"
 #include "parse_icmp.h"
-#include "scratch.h"
 #include "tag.h"
 
-#define VLAN_ID		    0xfff /* the rest of a tag is priority */
 #define IPV6_HOP_LIMIT_MASK (bpf_be64_to_cpu(0xff))
 
 struct sctphdr {
@@ -192,15 +190,6 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	/* BIG TCP has a jumbo option instead of a length (RFC 2675). */
 	p->fast_eligible = (p->l4 == p->l3 + sizeof(*ip) || jumbo) && !skb->vlan_present;
 	return PARSED;
-}
-
-/*
- * Reports whether the frame is for a VLAN device above this one. VLAN 0 is only a priority
- * (802.1Q, 6.9).
- */
-static __always_inline bool has_vlan(struct __sk_buff *skb)
-{
-	return skb->vlan_present && skb->vlan_tci & VLAN_ID;
 }
 
 /*

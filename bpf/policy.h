@@ -10,9 +10,10 @@
  */
 #pragma once
 
-#include "fwd_stack.h"
+#include "fwd_entry.h"
+#include "parse_icmp.h"
 #include "policy_flow.h"
-#include "route_cache.h"
+#include "policy_pair.h"
 #include "verdict.h"
 
 /*

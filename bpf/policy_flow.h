@@ -11,8 +11,8 @@
 #pragma once
 
 #include "conntrack.h"
-#include "flow.h"
-#include "policy_pair.h"
+#include "flow_table.h"
+#include "policy_rules.h"
 
 /* Sets the peer in args: a container in the network, or PEER_OUTSIDE. */
 static __always_inline void policy_set_known(struct policy_args *args, const struct addr *addr,

@@ -6,8 +6,7 @@
  */
 #pragma once
 
-#include "offload_flow.h"
-#include "policy_rules.h"
+#include "flow_table.h"
 
 /* Sets the key of p's connection. Reports whether p's sender is its local side. */
 static __always_inline bool policy_pair_key(struct flow_key *key, const struct packet *p)

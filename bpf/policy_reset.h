@@ -13,8 +13,13 @@
  */
 #pragma once
 
-#include "ct_nat.h"
-#include "policy_send.h"
+#include "bytes.h"
+#include "checksum.h"
+#include "masq_port.h"
+#include "node.h"
+#include "policy_flow.h"
+#include "tuple_hint.h"
+#include "verdict.h"
 
 #define TCP_PLAIN_RST	   bpf_htons(0x5004) /* the flag alone, and no options */
 #define IPV4_DONT_FRAGMENT 0x4000

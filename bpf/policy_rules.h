@@ -6,7 +6,8 @@
 #pragma once
 
 #include "addr.h"
-#include "endpoint.h"
+#include "maps.h"
+#include "packet.h"
 #include "scratch.h"
 
 /* The container, and a connection with a peer: the arguments of policy_verdict. */

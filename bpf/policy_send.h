@@ -2,7 +2,9 @@
 /* Policies of what containers send: in from_container, and where it enters another container or leaves the host. */
 #pragma once
 
+#include "fwd_stack.h"
 #include "policy.h"
+#include "route_cache.h"
 
 /* Reports whether the entry has the tuple that a packet of the container in args, with the tag, had in from_container. */
 static __always_inline bool policy_has_sent(const struct policy_args *args,

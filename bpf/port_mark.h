@@ -28,6 +28,12 @@ static __always_inline bool port_may_be_marked(enum port_mark mark, __u8 protoco
 	return !is_tcp_or_udp(protocol) || port_is_marked(mark, protocol, port);
 }
 
+/* Reports whether the number is or was that of a host port. */
+static __always_inline bool is_host_port_number(__u8 protocol, __u16 port)
+{
+	return port_is_marked(PORT_FORWARDED, protocol, port);
+}
+
 /* A reply port before the flow exists, because other CPUs may search for it. */
 static __always_inline void port_set_mark(enum port_mark mark, __u8 protocol, __u16 port)
 {

@@ -4,7 +4,6 @@
 
 #include "l4_start.h"
 #include "rewrite_error.h"
-#include "scratch.h"
 
 /* Returns the difference between the addresses, which the checksum of TCP, UDP and ICMPv6 covers. */
 static __always_inline __u32 rewrite_addr_diff(const struct packet *p, const struct addr *from,

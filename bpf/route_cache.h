@@ -8,6 +8,7 @@
 
 #include "fib.h"
 #include "fwd_entry.h"
+#include "masq_port.h"
 
 /* What is asked: in the key, in place of a protocol that fwd_cache has. */
 enum route_question {

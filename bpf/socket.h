@@ -3,7 +3,6 @@
 #pragma once
 
 #include "addr.h"
-#include "bytes.h"
 #include "packet.h"
 
 enum host_socket {

@@ -12,7 +12,7 @@
 #include "endpoint.h"
 #include "fib.h"
 #include "hash.h"
-#include "parse.h"
+#include "parse_icmp.h"
 #include "tunnel.h"
 #include "verdict.h"
 

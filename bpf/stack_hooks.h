@@ -2,10 +2,6 @@
 /*
  * What the host's stack does with forwarded packets besides routing them: netfilter, IPsec, and
  * tc programs of others. While there is nothing, fastPath auto acts as always.
- *
- * The programs read the kernel's own structures, which BTF describes. config says whether the
- * kernel has them (Linux 6.6); if not, the verifier removes the code that reads them. Fields
- * that this kernel lacks belong to features that it lacks.
  */
 #pragma once
 
@@ -13,10 +9,9 @@
 
 #include "endpoint.h"
 #include "hash.h"
+#include "kernel.h"
 #include "packet.h"
-#include "time.h"
 
-/* The parts of the kernel's structures that are read here. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct nf_hook_entry {
@@ -93,20 +88,7 @@ struct net_device {
 	struct bpf_mprog_entry *tcx_egress;
 };
 
-struct sk_buff {
-	struct net_device *dev;
-	unsigned long _nfct;
-	__u8 ip_summed : 2;
-};
-
 #pragma clang attribute pop
-
-extern void *bpf_cast_to_kern_ctx(void *obj) __ksym __weak;
-extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym __weak;
-
-/* Takes an address as a pointer to a structure of the kernel. Reading from a wrong one yields 0. */
-#define KERNEL_AT(type, address)                                                                   \
-	((type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(type)))
 
 enum nf_hook {
 	NF_PREROUTING = 0,

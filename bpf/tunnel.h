@@ -9,6 +9,7 @@
 
 #include "endpoint.h"
 #include "fib.h"
+#include "fragment.h"
 #include "socket.h"
 #include "verdict.h"
 

@@ -14,7 +14,6 @@
 
 #include "maps.h"
 #include "tag.h"
-#include "time.h"
 
 #define HINT_UNTAKEN	(1ULL << 32) /* the lowest bit of each id */
 #define CT_UDP_INTERVAL TICKS(5)     /* conntrack forgets UDP after 30 s at the earliest */

@@ -6,8 +6,8 @@
  */
 #pragma once
 
+#include "fib.h"
 #include "fwd_stack.h"
-#include "node.h"
 
 /*
  * Records that p, which the stack has forwarded to another node, and its connection's next

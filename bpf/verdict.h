@@ -3,7 +3,7 @@
 #pragma once
 
 #include "drop_event.h"
-#include "scratch.h"
+#include "packet.h"
 
 /*
  * Pass the packet on: to the next program on the hook, then to the stack. The

@@ -13,7 +13,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 )
 
-// tick is the unit of time in maps: bpf/time.h.
+// tick is the unit of time in maps: bpf/packet.h.
 const tick = 1 << 30 * time.Nanosecond
 
 // FlowEntry is an entry of flow_table, with its times.

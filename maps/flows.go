@@ -291,7 +291,7 @@ func (s *Store) VoidOffloads() error {
 	return nil
 }
 
-// nowTicks is the time in maps: bpf/time.h.
+// nowTicks is the time in maps: bpf/packet.h.
 func nowTicks() (uint32, error) {
 	const tickShift = 30
 
