@@ -59,13 +59,19 @@ static __always_inline void classify_sent(struct __sk_buff *skb, struct packet *
 		device && from && !device->route_set && spoof_is_plain(p) && !p->decided.to_host;
 }
 
+/* Reports whether the packet goes to the outside: if it bypasses the stack, to_uplink judges it. */
+static __always_inline bool is_judged_late(const struct device *device, const struct endpoint *from,
+					   const struct endpoint *to)
+{
+	return from && !to && !device->route_set;
+}
+
 /* Host end of a veth, ingress: from a container. */
 SEC("tc")
 int from_container(struct __sk_buff *skb)
 {
 	struct packet *p = pkt_scratch_get();
 	__u32 tag = tag_take(skb);
-	bool late;
 	struct endpoint *from = NULL, *to = NULL;
 	int reason, verdict = NOT_HANDLED, parsed;
 	struct device *device;
@@ -107,10 +113,8 @@ int from_container(struct __sk_buff *skb)
 		else if (device && from && to)
 			policy_pair(skb, p, device, to);
 	}
-	/* What bypasses the stack to the outside is judged in to_uplink. */
-	late = from && !to && device && !device->route_set;
-	if (device && device->policy && !p->decided.admitted && !p->decided.paired && !late &&
-	    !policy_sends(skb, parsed))
+	if (device && device->policy && !p->decided.admitted && !p->decided.paired &&
+	    !is_judged_late(device, from, to) && !policy_sends(skb, parsed))
 		return policy_reset(skb);
 	if (parsed != PARSED)
 		return device ? gateway_unparsed(skb, p, device, parsed) : VERDICT_NEXT;
@@ -125,8 +129,8 @@ int from_container(struct __sk_buff *skb)
 		verdict = gateway_deliver(skb, p, to);
 	if (verdict == VERDICT_NEXT && p->decided.ct_nat)
 		verdict = ct_nat_forward(skb, p);
-	if (verdict == VERDICT_NEXT && late && device->policy && !p->decided.admitted &&
-	    !policy_sends(skb, parsed))
+	if (verdict == VERDICT_NEXT && device && device->policy && !p->decided.admitted &&
+	    is_judged_late(device, from, to) && !policy_sends(skb, PARSED))
 		return policy_reset(skb);
 	if (verdict == VERDICT_NEXT && p->decided.to_host)
 		verdict = hairpin_from_container(skb, p, device, endpoint_lookup(&p->src));

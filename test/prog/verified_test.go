@@ -77,7 +77,10 @@ func compareSeries(a, b string) int {
 	return slices.Compare(numbers(a), numbers(b))
 }
 
-// checkGrowth returns an error if a cost has grown by more than a tenth.
+// maxStack leaves 32 of the 512 bytes that the kernel allows to the caller that tests add (tagReader).
+const maxStack = 480
+
+// checkGrowth returns an error if a cost has grown by more than a tenth, or a program needs too much stack.
 func checkGrowth(committed, now map[string]cost) error {
 	var errs []error
 	grown := func(program, what string, from, to int) {
@@ -86,6 +89,9 @@ func checkGrowth(committed, now map[string]cost) error {
 		}
 	}
 	for _, program := range slices.Sorted(maps.Keys(now)) {
+		if stack := now[program].stack; stack > maxStack {
+			errs = append(errs, fmt.Errorf("%s: got %d bytes of stack, want at most %d", program, stack, maxStack))
+		}
 		was, ok := committed[program]
 		if !ok {
 			errs = append(errs, fmt.Errorf("%s: not in %s", program, verifiedFile))
