@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -18,6 +19,7 @@ type flow struct {
 	kind                      bpf.FlowKind
 	remote, local, translated string
 	owner                     uint64
+	payer                     uint64 // 0: the owner, who has opened it, or whom the outside has called
 	flags                     bpf.FlowFlags
 	tcp                       bpf.FlowState // of TCP; other protocols have one state
 	idle                      time.Duration // since the last packet
@@ -43,6 +45,7 @@ func dnat(remote, pod, via string) flow {
 }
 
 func (f flow) ownedBy(owner uint64) flow       { f.owner = owner; return f }
+func (f flow) paidBy(payer uint64) flow        { f.payer = payer; return f }
 func (f flow) idleFor(idle time.Duration) flow { f.idle = idle; return f }
 func (f flow) isSNAT() bool                    { return f.kind == bpf.FlowSNAT }
 
@@ -101,7 +104,7 @@ func (f flow) wire(s scene) (bpf.FlowKey, bpf.Flow) {
 		Protocol: s.number(), Kind: f.kind,
 	}
 	value := bpf.Flow{
-		Owner: f.owner, Payer: f.owner, NatAddr: wire(translated.Addr()), NatPort: translated.Port(),
+		Owner: f.owner, Payer: cmp.Or(f.payer, f.owner), NatAddr: wire(translated.Addr()), NatPort: translated.Port(),
 		LastSeen: ticks(f.idle), Created: uint16(ticks(f.idle)), State: f.state(s.proto), Flags: f.flags,
 		Ack: podACK, Expected: podSYN + 1, Uplink: f.uplink,
 	}
@@ -178,11 +181,11 @@ func (h *host) checkEntries(got map[bpf.FlowKey]bpf.Flow, s scene, want []flow) 
 	return nil
 }
 
-// untimed returns an entry with the times, sequence numbers, device, candidate, payer and number of packets of another one.
+// untimed returns an entry with the times, sequence numbers, device, candidate and number of packets of another one.
 func untimed(entry, other bpf.Flow) bpf.Flow {
 	entry.LastSeen, entry.Created = other.LastSeen, other.Created
 	entry.Ack, entry.Expected, entry.RemoteEnd = other.Ack, other.Expected, other.RemoteEnd
-	entry.Uplink, entry.Probe, entry.Payer = other.Uplink, other.Probe, other.Payer
+	entry.Uplink, entry.Probe = other.Uplink, other.Probe
 	entry.Flags = entry.Flags&^bpf.FlowContinues | other.Flags&bpf.FlowContinues
 	return entry
 }

@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -9,12 +10,13 @@ import (
 )
 
 // hairpin returns the flows of a hairpin connection: client uses hostPort, which is forwarded to
-// pod, and appears to pod as gateway.
+// pod, and appears to pod as gateway. They count against a client in a pod.
 func hairpin(client, hostPort, gateway, pod string) []flow {
 	owner := ownerOf(pod)
-	toHost := snat(pod, gateway, client).ownedBy(owner)
+	payer := ownerOf(client)
+	toHost := snat(pod, gateway, client).ownedBy(owner).paidBy(payer)
 	toHost.hostPort = hostPort
-	return []flow{toHost, dnat(gateway, pod, hostPort).ownedBy(owner)}
+	return []flow{toHost, dnat(gateway, pod, hostPort).ownedBy(owner).paidBy(payer)}
 }
 
 func each(flows []flow, change func(flow) flow) []flow {
@@ -107,7 +109,7 @@ func TestHostPortFromContainer(t *testing.T) {
 			after: hairpin(client, host, "podgw:*", "pod2:80"),
 		}
 	}
-	runRows(t, bpf.ProgFromContainer, []row{
+	rows := []row{
 		reaches("another pod's, on the node's address", "pod:5000", "node:8080", ports),
 		reaches("another pod's, on the gateway's address", "pod:5000", "podgw:8080", ports),
 		reaches("another pod's, on a gateway's address without pods near it", "pod:5000", "podgw2:8080", ports),
@@ -144,7 +146,11 @@ func TestHostPortFromContainer(t *testing.T) {
 		{name: "a protocol without ports", on: withoutPorts, in: "pod:0 > node:0"},
 		{name: "a later fragment to the outside", ports: ports, in: "pod:5000 > remote:8080", raw: fragment(1)},
 		{name: "a VLAN frame", ports: ports, in: "pod:5000 > node:8080", raw: tagged},
-	})
+	}
+	for i := range rows { // without the client's device, the pod that it calls pays
+		rows[i].device, _, _ = strings.Cut(rows[i].in, ":")
+	}
+	runRows(t, bpf.ProgFromContainer, rows)
 }
 
 // TestHairpinReplies has replies of pods to their gateway, which go to the hairpin client.

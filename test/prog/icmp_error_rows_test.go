@@ -188,22 +188,23 @@ func TestICMPErrorsFromHairpinClient(t *testing.T) {
 	for client, program := range map[string]string{
 		"loopback": bpf.ProgToLoopback, "pod": bpf.ProgFromContainer, "pod2": bpf.ProgFromContainer,
 	} {
-		target := "node:8080"
+		device, target := client, "node:8080"
 		if client == "loopback" {
-			target = "loopback:8080"
+			device, target = "", "loopback:8080"
 		}
 		for _, s := range (row{on: withPorts}).scenes() {
 			t.Run(client+" "+s.name+" "+string(s.proto), func(t *testing.T) {
 				request := row{
-					ports: []hostPort{{host: "any:8080", to: "pod2:80"}},
-					in:    client + ":5000 > " + target, out: "podgw:* > pod2:80", redirect: true,
+					device: device,
+					ports:  []hostPort{{host: "any:8080", to: "pod2:80"}},
+					in:     client + ":5000 > " + target, out: "podgw:* > pod2:80", redirect: true,
 					after: hairpin(client+":5000", target, "podgw:*", "pod2:80"),
 				}
 				testenv.Must(t, h.check(program, s, request))
 				key := onlyKey(t, h, bpf.FlowSNAT)
 				s.star = key.LocalPort
 				r := errorRow{
-					ports: request.ports, flows: request.after, reply: true, redirect: true,
+					device: device, ports: request.ports, flows: request.after, reply: true, redirect: true,
 					from: client, about: target + " > " + client + ":5000", out: "pod2:80 > podgw:*", sender: "podgw",
 				}
 				for _, kind := range errorKinds[s.name] {

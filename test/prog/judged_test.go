@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -61,11 +62,14 @@ func TestJudgedPolicies(t *testing.T) {
 		return nil
 	})
 	testenv.Must(t, err)
-	t.Logf("connections by verdict: %v; %d packets have bypassed the stack, and %d replies have arrived", j.opened, j.bypassed, j.replied)
+	t.Logf("connections by verdict: %v; %d packets have bypassed the stack, and %d replies have arrived; flows by kind: %v", j.opened, j.bypassed, j.replied, j.paid)
 	for _, verdict := range []policies.Verdict{{}, {Egress: true}, {Ingress: true}, {Egress: true, Ingress: true}} {
 		if j.opened[verdict] < *caseCount/50 {
 			t.Errorf("only %d connections have the verdict %+v", j.opened[verdict], verdict)
 		}
+	}
+	if j.paid[bpf.FlowPolicy] < *caseCount/10 || j.paid[bpf.FlowPair] < *caseCount/10 {
+		t.Errorf("too few flows to check who pays: %v", j.paid)
 	}
 	if j.bypassed < *caseCount/10 || j.replied < *caseCount/50 {
 		t.Error("too few packets have bypassed the stack, or too few replies have arrived")
@@ -105,6 +109,7 @@ type judged struct {
 
 	opened            map[policies.Verdict]int
 	bypassed, replied int
+	paid              map[bpf.FlowKind]int
 }
 
 // networksOf are the containers' networks.
@@ -112,7 +117,7 @@ var networksOf = map[string]string{"pod": "front", "pod2": "front", "plain": "ba
 
 func newJudged(t *testing.T) *judged {
 	t.Helper()
-	j := &judged{host: newHost(t), veths: map[string]*netlink.LinkAttrs{}, opened: map[policies.Verdict]int{}}
+	j := &judged{host: newHost(t), veths: map[string]*netlink.LinkAttrs{}, opened: map[policies.Verdict]int{}, paid: map[bpf.FlowKind]int{}}
 	testenv.Must(t, j.reset())
 	for _, pod := range []string{"pod", "pod2", "plain", "pod3"} {
 		veth, err := j.addVeth("veth-" + pod)
@@ -194,11 +199,15 @@ func (j *judged) open(c policies.Connection, want policies.Verdict) error {
 	if explained := (policies.Verdict{Egress: egress, Ingress: ingress}); explained != want {
 		return fmt.Errorf("%+v: the rule sets admit %+v, the judges %+v", c, explained, want)
 	}
-	packet := s.packet(fmt.Sprintf("%s:%d > %s:%d", c.From.Name, 10000+j.serial%10000, c.To.Name, c.Port), false)
+	from, to := fmt.Sprintf("%s:%d", c.From.Name, 10000+j.serial%10000), fmt.Sprintf("%s:%d", c.To.Name, c.Port)
+	packet := s.packet(from+" > "+to, false)
 	for range 2 {
 		if err := j.send(c.From, c.To, packet, want); err != nil {
 			return fmt.Errorf("%+v: %w", c, err)
 		}
+	}
+	if err := j.checkPayer(cmp.Or(owners[c.From.Name], owners[c.To.Name]), s.egress(from+" > "+to), s.egress(to+" > "+from)); err != nil {
+		return fmt.Errorf("%+v: %w", c, err)
 	}
 	if !j.tagged || !want.Egress || !want.Ingress {
 		return nil
@@ -206,6 +215,24 @@ func (j *judged) open(c policies.Connection, want policies.Verdict) error {
 	j.replied++
 	if err := j.send(c.To, c.From, replyTo(packet), want); err != nil {
 		return fmt.Errorf("the reply of %+v: %w", c, err)
+	}
+	return nil
+}
+
+// checkPayer wants the flows of a connection's sides, and of both, to count against the container that has opened it, or whom the
+// outside has called.
+func (j *judged) checkPayer(payer uint64, sides ...bpf.FlowKey) error {
+	for _, key := range sides {
+		for _, key.Kind = range []bpf.FlowKind{bpf.FlowPolicy, bpf.FlowPair} {
+			var flow bpf.Flow
+			err := j.flows().Lookup(key, &flow)
+			if err == nil && flow.Payer != payer {
+				return fmt.Errorf("flow %+v counts against %x, want %x", key, flow.Payer, payer)
+			}
+			if err == nil {
+				j.paid[key.Kind]++
+			}
+		}
 	}
 	return nil
 }

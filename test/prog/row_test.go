@@ -24,6 +24,7 @@ type row struct {
 	only string  // "v4" or "v6", or both
 
 	ether     bool                                   // only for devices with Ethernet
+	device    string                                 // the pod behind the veth; "": unknown
 	forwarded bool                                   // in was received by another device; else the host sends it
 	tag       func(s scene, p testenv.Packet) uint32 // tc_index, from another hook
 	received  func(s scene, p *testenv.Packet)       // what another hook has received, before the stack changed it
@@ -87,7 +88,7 @@ func eachScene(t *testing.T, on []proto, test func(t *testing.T, s scene)) {
 }
 
 func (h *host) check(program string, s scene, r row) error {
-	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillNonMasq(s, r.nonMasq)); err != nil {
+	if err := errors.Join(h.reset(), h.fill(s, r.ports, r.flows), h.fillNonMasq(s, r.nonMasq), h.putDevice(r.device)); err != nil {
 		return err
 	}
 	before, err := h.flows().all()
