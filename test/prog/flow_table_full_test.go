@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -270,4 +271,50 @@ func TestFlowTableTorn(t *testing.T) {
 			t.Errorf("%s: %d of %d translations are of no flow; want none, of more than 20", s.name, torn, len(read))
 		}
 	}
+}
+
+// TestFlowTableKeyOnce opens the same flows on two CPUs at the same time: none gets two places, although the programs look for the
+// key, and choose a place, before they lock the bucket.
+func TestFlowTableKeyOnce(t *testing.T) {
+	testenv.Require(t, twoCPUs)
+	h := newHostWithOneBucket(t)
+	for _, s := range (row{on: []proto{udp}}).scenes() {
+		testenv.Must(t, h.reset())
+		const rounds = 1000 // a few are enough without the comparison under the lock
+		var begun [2]atomic.Int32
+		open := func(cpu int) error {
+			defer begun[cpu].Store(rounds) // also after an error
+			for i := range int32(rounds) {
+				frame := s.packet(fmt.Sprintf("pod:%d > remote:80", 2000+i), false).MustBuild()
+				begun[cpu].Store(i + 1)
+				for begun[1-cpu].Load() <= i {
+				}
+				_, _, err := h.run(bpf.ProgToUplink, frame)
+				if err := errors.Join(err, h.flows().checkOnce(0)); err != nil {
+					return fmt.Errorf("flow %d: %w", i, err)
+				}
+			}
+			return nil
+		}
+		done := make(chan error, 1)
+		go func() { done <- h.on(1, func() error { return open(1) }) }()
+		err := h.on(0, func() error { return open(0) })
+		if err := errors.Join(err, <-done); err != nil {
+			t.Errorf("%s: %v", s.name, err)
+		}
+	}
+}
+
+// checkOnce wants no id to have two places of the bucket.
+func (f flowTable) checkOnce(index uint32) error {
+	var bucket bpf.FlowBucket
+	err := f.buckets.Lookup(index, &bucket)
+	seen := map[uint32]bool{}
+	for _, id := range bucket.Id {
+		if id != 0 && seen[id] {
+			return fmt.Errorf("two of the places %#x have one id", bucket.Id)
+		}
+		seen[id] = true
+	}
+	return err
 }
