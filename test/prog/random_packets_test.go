@@ -72,6 +72,7 @@ func newMill(t *testing.T, random *rand.Rand) *mill {
 	var config bpf.HostConfig
 	variable := spec.Variables[bpf.VarConfig]
 	testenv.Must(t, variable.Get(&config))
+	config.Secret = [2]uint64{secret, ^secret} // finds the places of flows
 	for state := range config.Timeout {
 		config.Timeout[state] = 2 + uint32(state)%3
 	}
