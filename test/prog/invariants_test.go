@@ -11,6 +11,7 @@ import (
 // world is who has sent what to whom, from the packets alone, and which host ports there are. It judges what the
 // programs do with the next packet, and their entries.
 type world struct {
+	full      bool             // flow_table: who was answered may lose the tuple
 	held      map[tuple]holder // datagrams: by the tuple of a reply
 	spoke     map[tuple]uint32 // when the speaker did, in ticks
 	owner     [places]uint64   // of pods
@@ -157,7 +158,7 @@ func (w *world) mayReceive(p *randomPacket, out tuple) error {
 		return fmt.Errorf("%s opens a connection, and was delivered as a reply: %s", p, out)
 	}
 	isDatagram := p.proto == unix.IPPROTO_UDP || p.proto == unix.IPPROTO_ICMP
-	if now := ticks(0); isDatagram && w.spoke[p.tuple]+1 >= now { // no idle time is shorter
+	if now := ticks(0); isDatagram && !w.full && w.spoke[p.tuple]+1 >= now { // no idle time is shorter
 		w.held[p.tuple] = holder{who, now + 1}
 	}
 	return nil
@@ -237,6 +238,11 @@ func wireIs6(addr bpf.Addr) bool {
 func (f *worldFlow) isFirm() bool {
 	return !f.expired && !f.dead && f.State != bpf.FlowLastACK && f.State != bpf.FlowTimeWait && f.State != bpf.FlowClose &&
 		(f.Owner == 0 || f.Flags&bpf.FlowReplied != 0)
+}
+
+// isAssured reports whether no other flow may have the entry's place.
+func (f *worldFlow) isAssured() bool {
+	return !f.expired && !f.dead && (f.State >= bpf.FlowEstablished && f.State <= bpf.FlowCloseWait || f.State == bpf.FlowUDPStream)
 }
 
 // judgeEntries wants each entry to have its owner's packet, and no tuple to have two owners.

@@ -23,11 +23,18 @@ var rounds = flag.Int("rounds", 100_000, "random packets of TestRandomPackets fo
 // TestRandomPackets runs all programs on random packets of pods, the node, and remotes or whoever spoofs them:
 // no entry without its owner's packet, no two owners of a tuple, no reply to one who has not asked. Meanwhile
 // entries expire or are replaced, and a pod is replaced by another with its address.
-func TestRandomPackets(t *testing.T) {
-	rounds := *rounds
+func TestRandomPackets(t *testing.T) { runRandomPackets(t, *rounds, 1<<14) }
+
+// TestRandomPacketsFullTable has few places for the flows, and offloads take some of them. No assured flow loses its place.
+func TestRandomPacketsFullTable(t *testing.T) { runRandomPackets(t, *rounds/10, fullTable) }
+
+const fullTable = 64 // places
+
+func runRandomPackets(t *testing.T, rounds int, maxFlows uint32) {
+	t.Helper()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	m := newMill(t, rand.New(rand.NewPCG(seed, 0)))
+	m := newMill(t, rand.New(rand.NewPCG(seed, 0)), maxFlows)
 	begin := time.Now()
 	err := m.Do(func() error {
 		for round := range rounds {
@@ -65,9 +72,9 @@ type mill struct {
 	translated map[string]int // packets, by program
 }
 
-func newMill(t *testing.T, random *rand.Rand) *mill {
+func newMill(t *testing.T, random *rand.Rand, maxFlows uint32) *mill {
 	t.Helper()
-	spec, err := loader.Spec(loader.Options{MasqPorts: [2]uint16{20000, 20007}, MaxFlows: 1 << 14})
+	spec, err := loader.Spec(loader.Options{MasqPorts: [2]uint16{20000, 20007}, MaxFlows: maxFlows})
 	testenv.Must(t, err)
 	var config bpf.HostConfig
 	variable := spec.Variables[bpf.VarConfig]
@@ -86,6 +93,7 @@ func newMill(t *testing.T, random *rand.Rand) *mill {
 	}
 	m.host.programs = programs
 	m.world = world{
+		full:      maxFlows == fullTable,
 		hostPorts: map[hostPortID]hostPortTarget{}, asked: map[claimant]bool{}, heard: map[tuple]bool{},
 		speaker: map[tuple]speaker{}, spoke: map[tuple]uint32{}, held: map[tuple]holder{}, living: m.lookup,
 	}
@@ -174,6 +182,10 @@ func (m *mill) step(program string) error {
 	p, ingress := m.next(program)
 	device := m.device(program)
 	frame := p.build(m.in, device.HardwareAddr)
+	assured, err := m.assured()
+	if err != nil {
+		return err
+	}
 	verdict, result, err := m.run.run(m.host.programs.Programs[program], uint32(device.Index), ingress, frame, m.out)
 	if err != nil {
 		return fmt.Errorf("%s: %w", &p, err)
@@ -181,7 +193,35 @@ func (m *mill) step(program string) error {
 	if out, _ := p.read(result); verdict != verdictDrop && out != p.tuple {
 		m.translated[program]++
 	}
+	if err := m.keeps(assured); err != nil {
+		return fmt.Errorf("%s: %w", &p, err)
+	}
 	return m.judgePacket(program, &p, verdict, result)
+}
+
+// assured returns the flows of a full table that no other may replace.
+func (m *mill) assured() (map[bpf.FlowKey]bpf.Flow, error) {
+	if !m.full {
+		return nil, nil
+	}
+	all, err := m.flows().ofKind(func(bpf.FlowKind) bool { return true })
+	now := ticks(0)
+	maps.DeleteFunc(all, func(key bpf.FlowKey, value bpf.Flow) bool {
+		f := m.flowOf(key, value, m.timeouts, now)
+		return !f.isAssured()
+	})
+	return all, err
+}
+
+// keeps wants the places of the flows to be their owners' still.
+func (m *mill) keeps(flows map[bpf.FlowKey]bpf.Flow) error {
+	for key, before := range flows {
+		var after bpf.Flow
+		if err := m.flows().Lookup(key, &after); err != nil || after.Owner != before.Owner {
+			return fmt.Errorf("assured flow %+v, %+v became %+v: %v", key, before, after, err)
+		}
+	}
+	return nil
 }
 
 // lookup returns the owner of a tuple's entry, and whether the tuple is its alone.
@@ -222,6 +262,7 @@ func (m *mill) change(round int) error {
 			return err
 		}
 		m.keys = slices.Collect(maps.Keys(all))
+		m.offload(all)
 		now := ticks(0)
 		var flows []worldFlow
 		for key, value := range all {
@@ -235,6 +276,16 @@ func (m *mill) change(round int) error {
 		return m.replace(pick(m.random, podPlaces...))
 	}
 	return nil
+}
+
+// offload adds offloads with the tuples of some flows to a full table. No connection has their payer, so they are unused.
+func (m *mill) offload(flows map[bpf.FlowKey]bpf.Flow) {
+	for key, flow := range flows {
+		if m.full && m.random.IntN(4) == 0 {
+			key.Kind, flow.State, flow.Payer = bpf.FlowOffload, bpf.FlowUDPStream, 1
+			_ = m.flows().Put(key, flow) // unless the bucket is full
+		}
+	}
 }
 
 // replace gives a pod's address and host ports to another owner.
