@@ -74,6 +74,7 @@ type mill struct {
 
 func newMill(t *testing.T, random *rand.Rand, maxFlows uint32) *mill {
 	t.Helper()
+	testenv.Require(t, ingressDevice)
 	spec, err := loader.Spec(loader.Options{MasqPorts: [2]uint16{20000, 20007}, MaxFlows: maxFlows})
 	testenv.Must(t, err)
 	var config bpf.HostConfig

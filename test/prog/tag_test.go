@@ -178,6 +178,9 @@ func TestForgedTags(t *testing.T) {
 		}},
 	} {
 		eachScene(t, []proto{tcp, udp}, func(t *testing.T, s scene) {
+			if tc.row.forwarded {
+				testenv.Require(t, ingressDevice)
+			}
 			r := tc.row
 			r.tag = func(scene, testenv.Packet) uint32 { return tc.tag }
 			s.star = h.candidates(t, s, outgoing)[0]
