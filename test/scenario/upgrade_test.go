@@ -52,9 +52,9 @@ func (n *network) upgrade(t *testing.T, options loader.Options) (done loader.Upg
 }
 
 // Programs are upgraded and downgraded again and again while connections of all kinds exchange packets. No
-// packet is lost or retransmitted.
+// packet is lost or retransmitted. Connections are offloaded here, and bypass the stack without entries in the next test.
 func TestUpgradeUnderTraffic(t *testing.T) {
-	n := newNetwork(t)
+	n := newEstablishedNetwork(t)
 	n.upgradeUnderTraffic(t, workload(10, 10, 200))
 }
 
