@@ -15,7 +15,8 @@ import (
 type hookRow struct {
 	name    string
 	feature testenv.Feature // that it needs; none: every kernel has it
-	on, off string          // commands on the node, one a line; no off: it stays
+	on, off string          // commands on the node, one a line
+	stays   bool            // its hooks stay when it is off
 	because string          // what `ebpfnetctl status` says about it
 	outside bool            // at the uplink: connections between pods do not pass it
 }
@@ -74,10 +75,19 @@ var hookRows = []hookRow{
 		off: "nft delete table netdev own",
 	},
 	{
-		name: "legacy iptables", because: "netfilter hooks", feature: testenv.LegacyTables,
+		// A legacy table keeps its hooks until its module or its network namespace ends, also without rules.
+		name: "legacy iptables", because: "netfilter hooks", feature: testenv.LegacyTables, stays: true,
 		on: "iptables-legacy -A FORWARD -m conntrack --ctstate INVALID -j DROP\n" +
 			"ip6tables-legacy -A FORWARD -m conntrack --ctstate INVALID -j DROP",
+		off: "iptables-legacy -F\nip6tables-legacy -F",
 	},
+}
+
+func (row hookRow) require(t *testing.T) {
+	t.Helper()
+	if row.feature.Name != "" {
+		testenv.Require(t, row.feature)
+	}
 }
 
 // newAutoNetwork makes a network with fastPath auto.
@@ -154,11 +164,9 @@ func TestFastPathAuto(t *testing.T) {
 		}
 		for _, row := range hookRows {
 			t.Run(f.Name+"/"+row.name, func(t *testing.T) {
-				if row.feature.Name != "" {
-					testenv.Require(t, row.feature)
-				}
-				if row.off == "" && f.Name != testenv.Families[len(testenv.Families)-1].Name {
-					return // its hooks stay, so it is for the end
+				row.require(t)
+				if row.stays && f.Name != testenv.Families[len(testenv.Families)-1].Name {
+					return // it is for the end
 				}
 				n.wantHooksSeen(t, f, row, running)
 			})

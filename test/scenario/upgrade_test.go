@@ -68,7 +68,8 @@ func (n *network) upgradeUnderTraffic(t *testing.T, upgrades int) {
 	t.Helper()
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	load := n.startTraffic(t, a, web)
-	before, dropped := resent(t, n.node(), n.Outside, a.Namespace, web.Namespace), n.drops(t)
+	wantNoneResent := n.countResent(t, a, web)
+	dropped := n.drops(t)
 
 	for i := range upgrades {
 		done, err := n.upgrade(t, release(uint32(i%3), uint64(i+1)))
@@ -82,12 +83,7 @@ func (n *network) upgradeUnderTraffic(t *testing.T, upgrades int) {
 		load.awaitRound(t)
 	}
 	load.stop()
-	within(t, "no lost TCP segments", func() error { // the report of an unnecessary one may come late
-		if lost := resent(t, n.node(), n.Outside, a.Namespace, web.Namespace) - before; lost > 0 {
-			return fmt.Errorf("got %d", lost)
-		}
-		return nil
-	})
+	wantNoneResent()
 	testenv.DrainBacklog(t)
 	if now := n.drops(t); now != dropped {
 		t.Errorf("dropped packets: got %d, want none", now-dropped)
@@ -216,7 +212,7 @@ type traffic struct {
 	replies []*atomic.Uint64 // by client
 }
 
-// startTraffic starts TCP and UDP clients on all translated paths.
+// startTraffic starts TCP and UDP clients on all paths.
 func (n *network) startTraffic(t *testing.T, a, web *testenv.Pod) *traffic {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -225,7 +221,7 @@ func (n *network) startTraffic(t *testing.T, a, web *testenv.Pod) *traffic {
 		for _, protocol := range []string{"tcp", "udp"} {
 			serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
 			serve(t, n.Outside, protocol, at(f.Outside, 80))
-			for _, p := range n.translatedPaths(f, a, web) {
+			for _, p := range n.allPaths(f, a, web) {
 				for range 2 {
 					client, replies := connect(t, p.client, protocol, netip.AddrPort{}, p.dial), new(atomic.Uint64)
 					tr.replies = append(tr.replies, replies)
@@ -292,6 +288,25 @@ func (n *network) drops(t *testing.T) (packets uint64) {
 		}
 	})
 	return packets
+}
+
+// countResent returns a function that wants no TCP segment to have been lost since.
+func (n *network) countResent(t *testing.T, pods ...*testenv.Pod) (wantNone func()) {
+	t.Helper()
+	namespaces := []*testenv.Namespace{n.node(), n.Outside}
+	for _, pod := range pods {
+		namespaces = append(namespaces, pod.Namespace)
+	}
+	before := resent(t, namespaces...)
+	return func() {
+		t.Helper()
+		within(t, "no lost TCP segments", func() error { // the report of an unnecessary one may come late
+			if lost := resent(t, namespaces...) - before; lost > 0 {
+				return fmt.Errorf("got %d", lost)
+			}
+			return nil
+		})
+	}
 }
 
 // resent counts the TCP segments that the namespaces have retransmitted, except those that had arrived: on a
