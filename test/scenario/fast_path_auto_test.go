@@ -16,7 +16,8 @@ type hookRow struct {
 	name    string
 	feature testenv.Feature // that it needs; none: every kernel has it
 	on, off string          // commands on the node, one a line
-	stays   bool            // its hooks stay when it is off
+	stays   bool            // hooks stay when it is off
+	present bool            // its hooks are there before it is on
 	because string          // what `ebpfnetctl status` says about it
 	outside bool            // at the uplink: connections between pods do not pass it
 }
@@ -73,6 +74,13 @@ var hookRows = []hookRow{
 		name: "netdev egress", because: "a netdev chain at " + testenv.UplinkName, outside: true,
 		on:  `nft 'table netdev own { chain c { type filter hook egress device ` + testenv.UplinkName + ` priority 0; policy accept; }; }'`,
 		off: "nft delete table netdev own",
+	},
+	{
+		// IPVS for IPv6 leaves a hook that assembles fragments.
+		name: "services by IPVS", because: "netfilter hooks", feature: testenv.IPVS, stays: true,
+		on: "ipvsadm -A -t 172.30.0.1:80\nipvsadm -a -t 172.30.0.1:80 -r 10.88.0.3:80 -m\n" +
+			"ipvsadm -A -t [fd00:30::1]:80\nipvsadm -a -t [fd00:30::1]:80 -r [fd00:88::3]:80 -m",
+		off: "ipvsadm -C",
 	},
 	{
 		// A legacy table keeps its hooks until its module or its network namespace ends, also without rules.
@@ -149,9 +157,41 @@ func (n *network) eventuallyBypasses(t *testing.T, f testenv.Family, protocol st
 // A firewall that is switched on sees all connections, new and running ones. Then they are offloaded, and conntrack
 // knows them. When it is switched off, they bypass the stack again.
 func TestFastPathAuto(t *testing.T) {
+	var rows []hookRow
+	for _, row := range hookRows {
+		if row.stays {
+			for _, f := range testenv.Families {
+				t.Run(row.name+" alone, "+f.Name, func(t *testing.T) {
+					newAutoNetwork(t).wantAllHooksSeen(t, []hookRow{row}, f)
+				})
+			}
+			continue
+		}
+		rows = append(rows, row)
+	}
+	newAutoNetwork(t).wantAllHooksSeen(t, rows, testenv.Families...)
+}
+
+// Hooks for bridges count where a bridge is an uplink.
+func TestFastPathAutoBridge(t *testing.T) {
+	bridge := testenv.UplinkKinds[0]
 	n := newAutoNetwork(t)
+	testenv.Require(t, bridge.Feature)
+	row := hookRow{
+		name: "nft", because: "netfilter hooks for bridges at " + n.MoveUplink(t, bridge), outside: true,
+		on:  `nft 'table bridge own { chain c { type filter hook forward priority 0; policy accept; }; }'`,
+		off: "nft delete table bridge own",
+	}
+	if testenv.BridgeNetfilter.Probe() == nil { // it has hooks wherever a bridge is, also for each family
+		row.present, row.outside, row.because = true, false, "netfilter hooks, "+row.because
+	}
+	n.wantAllHooksSeen(t, []hookRow{row}, testenv.Families...)
+}
+
+func (n *network) wantAllHooksSeen(t *testing.T, rows []hookRow, families ...testenv.Family) {
+	t.Helper()
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
-	for _, f := range testenv.Families {
+	for _, f := range families {
 		var running []runningConnection
 		for _, protocol := range []string{"tcp", "udp"} {
 			serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
@@ -162,12 +202,9 @@ func TestFastPathAuto(t *testing.T) {
 				running = append(running, runningConnection{p.path, protocol, client})
 			}
 		}
-		for _, row := range hookRows {
+		for _, row := range rows {
 			t.Run(f.Name+"/"+row.name, func(t *testing.T) {
 				row.require(t)
-				if row.stays && f.Name != testenv.Families[len(testenv.Families)-1].Name {
-					return // it is for the end
-				}
 				n.wantHooksSeen(t, f, row, running)
 			})
 		}
@@ -183,6 +220,9 @@ type runningConnection struct {
 func (n *network) wantHooksSeen(t *testing.T, f testenv.Family, row hookRow, running []runningConnection) {
 	t.Helper()
 	for _, c := range running {
+		if row.present {
+			break
+		}
 		n.eventuallyBypasses(t, f, c.protocol, c.path)
 		n.eventuallyForwards(t, f, c.client, c.server, false)
 	}
