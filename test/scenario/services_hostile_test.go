@@ -195,8 +195,8 @@ func newBesideService(t *testing.T, n *network, rules hostRules, fastPath string
 		b.captures[name], b.names[f.Pod(pod)] = openCapture(t, pod.Namespace, testenv.PodIfName), name
 		ping(t, pod.Namespace, f.Outside) // the node learns its neighbors
 	}
+	rules.set(n, t, f, web) // loads conntrack
 	testenv.Must(t, n.node().SetSysctl("net/netfilter/nf_conntrack_tcp_loose", "1"))
-	rules.set(n, t, f, web)
 	serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
 	opener := a.Namespace
 	b.client = at(f.Pod(a), clientPort)
