@@ -87,14 +87,13 @@ enum endpoint_flags {
 	ENDPOINT_MASQ_TUNNELS = 2, /* tunnels, too (IPIP, GRE, ESP, ...) */
 };
 
-/* clang-format off */
-enum fast_path { /* between two endpoints, the bits that both have apply */
+/* Between two endpoints, the bits that both have apply. */
+enum fast_path {
 	FAST_PATH_NEVER = 0,
 	FAST_PATH_ESTABLISHED = 1, /* established connections bypass the stack */
-	FAST_PATH_ALWAYS = 3,      /* and so do new ones */
-	FAST_PATH_AUTO = 5,        /* as always while the stack has no hooks, else as established */
-} __attribute__((packed)); /* one byte */
-/* clang-format on */
+	FAST_PATH_ALWAYS = 3,	   /* and so do new ones */
+	FAST_PATH_AUTO = 5,	   /* as always while the stack has no hooks, else as established */
+} __attribute__((packed));	   /* one byte */
 
 /* endpoints: a container's address on this host. Key: struct addr. */
 struct endpoint {
@@ -138,12 +137,10 @@ struct device {
 	__u32 link_local; /* hash of its link-local address besides the MAC's; 0: none */
 };
 
-/* clang-format off */
 enum host_port_dir {
 	HOST_PORT_FORWARD = 0, /* host address and port to container address and port */
 	HOST_PORT_REVERSE = 1, /* the inverse: restores connections whose flow was lost */
-} __attribute__((packed)); /* one byte */
-/* clang-format on */
+} __attribute__((packed));     /* one byte */
 
 /*
  * host_ports: a port of the host that is forwarded to a container. The host
@@ -167,9 +164,8 @@ struct host_port {
 };
 
 enum flow_kind {
-	FLOW_SNAT = 1, /* opened by a container and masqueraded; translates its replies */
-	FLOW_DNAT =
-		2, /* opened to a container; replies leave from the address that the client used */
+	FLOW_SNAT = 1,	   /* opened by a container and masqueraded; translates its replies */
+	FLOW_DNAT = 2,	   /* opened to a container; replies leave from where the client sent */
 	FLOW_POLICY = 3,   /* admitted by the rules of a container */
 	FLOW_RST_HELD = 4, /* the host has refused a packet of this remote; its RST was held back */
 	FLOW_OFFLOAD = 5,  /* may bypass the stack: struct offload */
@@ -179,25 +175,23 @@ enum flow_kind {
 
 /* The container is that of the flow's owner; the remote is the other side. */
 enum flow_flags {
-	FLOW_REPLIED = 1,   /* the side that did not open the flow has sent, too */
-	FLOW_PICKED_UP = 2, /* TCP: began with another packet than SYN */
-	FLOW_FIN = 4,	    /* TCP: the container has sent FIN */
-	FLOW_REMOTE_FIN =
-		8, /* TCP: the remote has sent FIN, and the container has acknowledged it */
+	FLOW_REPLIED = 1,      /* the side that did not open the flow has sent, too */
+	FLOW_PICKED_UP = 2,    /* TCP: began with another packet than SYN */
+	FLOW_FIN = 4,	       /* TCP: the container has sent FIN */
+	FLOW_REMOTE_FIN = 8,   /* TCP: the container has acknowledged the remote's FIN */
 	FLOW_FIN_UNACKED = 16, /* TCP: a FIN of the remote that is not acknowledged yet */
 	FLOW_RST_UNKNOWN = 32, /* TCP: a RST with an unexpected number has arrived */
 	FLOW_CONTINUES = 64,   /* UDP: more than one packet and one reply */
 	FLOW_BY_REMOTE = 128,  /* FLOW_POLICY, FLOW_PAIR: the remote has opened it */
 } __attribute__((packed));     /* one byte */
 
-/* clang-format off */
-enum flow_reset { /* of a connection that rules have revoked */
+/* Of a connection that rules have revoked. */
+enum flow_reset {
 	FLOW_RESET_LOCAL = 1,  /* the container has got a RST, with the number ack */
 	FLOW_RESET_REMOTE = 2, /* the remote has got one, with the number expected */
 	FLOW_PEER_HOST = 4,    /* FLOW_POLICY: the peer is the container's own node */
-	FLOW_UNCONFIRMED = 8,  /* FLOW_POLICY: no last hook has seen the peer after the stack's translation */
-} __attribute__((packed)); /* one byte */
-/* clang-format on */
+	FLOW_UNCONFIRMED = 8,  /* FLOW_POLICY: no last hook has seen the translated peer */
+} __attribute__((packed));     /* one byte */
 
 /*
  * A flow is a translated connection, or one whose replies a policy admits. One entry is all the
@@ -273,14 +267,13 @@ struct moved {
 	__u32 seen_far;
 };
 
-/* clang-format off */
-enum offload_state { /* of side 0; shift left by one for side 1 */
+/* Of side 0; shift left by one for side 1. */
+enum offload_state {
 	OFFLOAD_DELIVERED = 1, /* the stack has delivered a packet of this side unchanged */
 	OFFLOAD_SYN = 4,       /* this side has sent SYN since */
 	OFFLOAD_FIN = 16,      /* this side has sent FIN */
 	OFFLOAD_FIN_ACK = 64,  /* the other side has acknowledged this side's FIN */
-} __attribute__((packed)); /* one byte */
-/* clang-format on */
+} __attribute__((packed));     /* one byte */
 
 /*
  * The flow of kind FLOW_OFFLOAD: a connection that the stack forwards unchanged. In the key, remote is
@@ -345,11 +338,6 @@ struct flow_bucket {
 	struct bpf_spin_lock lock;
 	__u32 pad;
 };
-
-/*
- * generation: one number, changed by every change of endpoints, devices, host ports,
- * uplinks, nodes, cluster and route rules. Decisions of an older generation are void.
- */
 
 /*
  * tuple_notes: a hint about a tuple (tuple_hint.h). The upper half of the word is a hash of
@@ -439,11 +427,6 @@ struct uplink {
 	__u32 container_bridge; /* 1: not an uplink but another plugin's bridge, without programs */
 	__u32 bridge;		/* 1: an uplink that is a bridge */
 };
-
-/*
- * route_rules: 1 if the host has policy rules that bpf_fib_lookup does not follow: by mark, TOS, flow label or port, and in IPv6
- * those that suppress routes. Key: 0 for IPv4, 1 for IPv6.
- */
 
 _Static_assert(sizeof(struct host_config) == 104, "host_config");
 _Static_assert(sizeof(struct endpoint) == 72, "endpoint");

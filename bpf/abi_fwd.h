@@ -17,34 +17,33 @@ struct fwd_key {
 	__u8 echo_reply;
 };
 
-/* clang-format off */
 enum fwd_action {
-	FWD_ROUTE = 0,     /* none: an answer of the routing tables (route_cache.h) */
-	FWD_COUNT = 1,     /* none: packets that go through the stack are counted */
-	FWD_STACK = 2,     /* through the stack, with the tag */
-	FWD_FLOW = 3,      /* the same for a remote's packets, translated as long as their flow is there */
+	FWD_ROUTE = 0,	   /* none: an answer of the routing tables (route_cache.h) */
+	FWD_COUNT = 1,	   /* none: packets that go through the stack are counted */
+	FWD_STACK = 2,	   /* through the stack, with the tag */
+	FWD_FLOW = 3,	   /* the same for a remote's packets, while their flow translates them */
 	FWD_CONTAINER = 4, /* from here on past the stack: into a container */
 	FWD_NEXT_HOP = 5,  /* to the outside */
-	FWD_NODE = 6,      /* to another node, by the tunnel */
+	FWD_NODE = 6,	   /* to another node, by the tunnel */
 } __attribute__((packed)); /* one byte */
 
-enum fwd_nat { /* the side that becomes nat_addr:nat_port */
+/* The side that becomes nat_addr:nat_port. */
+enum fwd_nat {
 	FWD_NAT_NONE = 0,
 	FWD_NAT_SRC = 1,
 	FWD_NAT_DST = 2,
-	FWD_NAT_BOTH = 3, /* the destination; and the source src_addr:src_port */
+	FWD_NAT_BOTH = 3,  /* the destination; and the source src_addr:src_port */
 } __attribute__((packed)); /* one byte */
 
 enum fwd_flags {
 	FWD_CHECK_MAC = 1,     /* the frame must have the MAC address src_mac */
-	FWD_COMPARE = 2,       /* through the stack: all rules admit packets that it does not change */
+	FWD_COMPARE = 2,       /* through the stack: all rules admit unchanged packets */
 	FWD_EVERY_TCP = 4,     /* applies to packets that open or close a connection, too */
-	FWD_NEW = 8,           /* the entry was made by the connection's first packet */
+	FWD_NEW = 8,	       /* the entry was made by the connection's first packet */
 	FWD_KEEPS_SOURCE = 16, /* to another node, through the stack, without masquerading */
 	FWD_TRACK = 32,	       /* the next packet updates the flow of the kind flow_kind, too */
 	FWD_REPLY = 64,	       /* the source is the address that the client used: of a FLOW_DNAT */
-} __attribute__((packed)); /* one byte */
-/* clang-format on */
+} __attribute__((packed));     /* one byte */
 
 /*
  * fwd_cache: the decision for the last packet with the key, on this CPU. Each bucket has
@@ -135,19 +134,17 @@ struct stack_note {
 	__u32 pad;
 };
 
-/* clang-format off */
-enum node_mode { /* how the host's route reaches the node's containers */
-	NODE_TUNNEL = 1, /* by the cluster's tunnel, in both directions */
-	NODE_DIRECT = 2, /* routed, without a tunnel */
-	NODE_EITHER = 3, /* by the tunnel; packets from the node may be direct */
+/* How the host's route reaches the node's containers. */
+enum node_mode {
+	NODE_TUNNEL = 1,   /* by the cluster's tunnel, in both directions */
+	NODE_DIRECT = 2,   /* routed, without a tunnel */
+	NODE_EITHER = 3,   /* by the tunnel; packets from the node may be direct */
 } __attribute__((packed)); /* one byte */
-/* clang-format on */
 
 /* nodes: a prefix of containers of another node. */
 struct node {
-	struct addr
-		remote; /* the node's address: the outer source of the prefix's packets in the tunnel */
-	__u32 mtu;	/* the maximum length of an IP packet to the prefix, in bytes */
+	struct addr remote; /* the node's: outer source of the prefix's packets */
+	__u32 mtu;	    /* the maximum length of an IP packet to the prefix, in bytes */
 	enum node_mode mode;
 	__u8 pad[3];
 };

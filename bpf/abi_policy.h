@@ -33,15 +33,14 @@ struct policy {
  */
 #define RULE_SET_SHIFT 8
 
-/* clang-format off */
-enum peer_kind { /* of a rule's peers */
-	PEER_ANY = 0,	  /* but the own node */
-	PEER_OUTSIDE = 1, /* no container of this host, and not the host */
-	PEER_NETWORK = 2, /* containers of this host in the network with the token */
-	PEER_CLASS = 3,	  /* pods: the class of the address in peer_classes */
-	PEER_BLOCK = 4,	  /* the block of the address in policy_blocks */
+/* The kind of a rule's peers. */
+enum peer_kind {
+	PEER_ANY = 0,	   /* but the own node */
+	PEER_OUTSIDE = 1,  /* no container of this host, and not the host */
+	PEER_NETWORK = 2,  /* containers of this host in the network with the token */
+	PEER_CLASS = 3,	   /* pods: the class of the address in peer_classes */
+	PEER_BLOCK = 4,	   /* the block of the address in policy_blocks */
 } __attribute__((packed)); /* one byte */
-/* clang-format on */
 
 /* In a reference. The lowest bits: 1 << enum peer_kind if the rule set has such rules. */
 enum rule_set_flags {

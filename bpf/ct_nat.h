@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Connections that the host's own rules translate, for example kube-proxy's services. The stack decides;
- * the programs repeat it past the stack. Once it has delivered packets of both sides,
- *
- *  - a FLOW_CT_NAT, found by the tuple before translation, has the address of conntrack's entry,
- *  - a FLOW_OFFLOAD, found by the tuple after translation, has what conntrack must know (offload.h).
- *
- * Whenever a packet is decided in full, conntrack's entry is read. If it is gone, closed, or not the same connection with the
- * same translation, the stack decides again. Decisions are cached for at most 50 ms.
+ * Connections that the host's own rules translate, for example kube-proxy's services. Once the stack has delivered packets of
+ * both sides, a FLOW_CT_NAT is found by the tuple before translation, and a FLOW_OFFLOAD by the tuple after it. Whenever a packet
+ * is decided in full, conntrack's entry is read. If it is gone, closed, or not the same connection with the same translation, the
+ * stack decides again.
  */
 #pragma once
 

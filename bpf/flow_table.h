@@ -1,21 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * flow_table: an array of buckets, in place of a hash map of the kernel, which evicts the entry
- * that has been idle longest, whosever it is. Nobody can choose a bucket, because the hash is keyed.
+ * that has been idle longest, whosever it is. README.md has the rules of replacement: a container gets a free place only while
+ * it has fewer than FLOW_SHARE places in the bucket for each free one, and the last FLOW_SPARE places only if it has none; an
+ * offload leaves FLOW_ROOM - 1 places. Of 16 places, one container gets at most 12, and then others 2, 1, and 1.
  *
- * A new flow takes a free place, which includes one whose flow has expired or has lost its container, or
- * else one in its bucket whose flow
- *  - is not assured, of the same container,
- *  - or is not assured, of another container: the one that has been idle longest.
- * An assured flow is never replaced. So containers could fill the table. Therefore a container gets a free place only while it
- * has fewer than FLOW_SHARE places in the bucket for each free one, and the last FLOW_SPARE places only if it has none; the same
- * holds for what it may replace of others. An offload, without which the connection works, leaves FLOW_ROOM - 1 places. Of 16
- * places, one container gets at most 12, and then others 2, 1, and 1.
- *
- * Measured with a million connections of one kind, and 228,560 places (test/bench/FIGURES.md): nobody
- * else loses an assured flow, offloaded or not. One container gets 75 % of the places, eight at once 91 to
- * 94 %. Then others open all of 200 connections to the outside, and the outside 171 to a host port, which
- * cannot choose its bucket. So a busy container can have three quarters of the places.
+ * So containers that flood the table (test/bench/FIGURES.md) take no assured flow from others. One gets three quarters of the
+ * places, eight at once 91 to 94 %: then of 200 connections others open all to the outside, and the outside 171 to a host port,
+ * which cannot choose its bucket.
  *
  * An offloaded connection has two flows: FLOW_OFFLOAD for the stack's side, which knows its own tuple only, and that which
  * translates it for the outside. In one, all flows would take 40 bytes more for what only long connections need, and
@@ -384,8 +376,8 @@ static __always_inline bool flow_may_have_one_of(const struct flow_args *args, _
 {
 	if (args->own >= FLOW_SHARE * places)
 		return false;
-	if (args->key.kind == FLOW_OFFLOAD ||
-	    args->key.kind == FLOW_CT_NAT) /* the connection works without */
+	/* The connection works without. */
+	if (args->key.kind == FLOW_OFFLOAD || args->key.kind == FLOW_CT_NAT)
 		return places >= FLOW_ROOM;
 	return places > FLOW_SPARE || !args->own;
 }

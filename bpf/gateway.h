@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Routes of a container with a gateway of their own: another container, or a
- * neighbor of the host on an uplink. As on a bridge, the gateway is the container's next
- * hop, and the host is not: packets keep their TTL, and bypass the stack, whose routes
- * lead elsewhere. They do so in both directions, because replies without a request are
- * invalid to conntrack.
+ * neighbor of the host on an uplink. Packets bypass the stack in both directions, because
+ * replies without a request are invalid to conntrack.
  */
 #pragma once
 

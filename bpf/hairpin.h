@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Host ports for clients on this host: the host itself (127.0.0.1, ::1, its own
- * addresses), other containers, and the container itself. A container could not
- * reply to the host's loopback address, and would reply to containers directly. So it
- * sees the gateway as the client, with two flows: a masqueraded flow from the client to the
- * container, and a flow of a host port. Neither direction goes through the
- * stack, which would reject such addresses as martian.
+ * Host ports for clients on this host: the host itself, other containers, and the container itself, which sees the
+ * gateway as the client. Neither direction goes through the stack, which would reject such addresses as martian.
  */
 #pragma once
 

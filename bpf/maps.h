@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* All maps but the scratch ones. Sizes are limits: only LRU maps and arrays are preallocated. */
+/*
+ * All maps but the scratch ones; README.md says who writes them. Sizes are limits: only LRU maps and arrays are
+ * preallocated.
+ */
 #pragma once
 
 #include <linux/bpf.h>
@@ -19,22 +22,17 @@
 		__type(value, value_type);                                                         \
 	} name SEC(".maps")
 
-/* Written by ADD before the container can send, removed by DEL. Every program reads it. */
+/* ADD writes endpoints before the container can send. */
 MAP(endpoints, HASH, struct addr, struct endpoint, 65536, BPF_F_NO_PREALLOC);
 
-/* Written by ADD with the endpoints, also for a container without addresses; removed by DEL. */
+/* Written with endpoints, also for a container without addresses. */
 MAP(devices, HASH, __u32, struct device, 65536, BPF_F_NO_PREALLOC);
 
 /* Written by ADD after all other maps, removed by DEL before them. A port has two entries for each family. */
 MAP(host_ports, HASH, struct host_port_key, struct host_port, 4 * 65536, BPF_F_NO_PREALLOC);
 
-/*
- * Written by the programs. The loader chooses the number of buckets by the host's memory, and
- * config has it.
- */
+/* config has the number of buckets, which the loader chooses. */
 MAP(flow_buckets, ARRAY, __u32, struct flow_bucket, 1, 0);
-
-/* Written with flow_buckets. Key: the number of the bucket times FLOW_WAYS, plus the way. */
 MAP(flow_table, ARRAY, __u32, struct flow_entry, FLOW_WAYS, 0);
 
 /*
@@ -43,85 +41,63 @@ MAP(flow_table, ARRAY, __u32, struct flow_entry, FLOW_WAYS, 0);
  */
 MAP(admitted_flows, HASH, struct flow_key, struct admitted_flow, 65536, BPF_F_NO_PREALLOC);
 
-/* Written by ADD for a container with rules, freed by DEL; a pod's by the node agent. User space maps it. */
 MAP(policies, ARRAY, __u32, struct policy, POLICIES, BPF_F_MMAPABLE);
 
-/* Written before the first policy that uses the rule set, removed after the last. */
+/* Written before the first policy that uses the rule set, removed after the last, with the two maps below. */
 MAP(rule_sets, HASH, __u32, struct rule_set, 2 * POLICIES, BPF_F_NO_PREALLOC);
-
-/* Written with rule_sets. */
 MAP(policy_rules, LPM_TRIE, struct rule_key, struct rule, 1048576, BPF_F_NO_PREALLOC);
-
-/* Written with rule_sets. The value is the number of the block. */
 MAP(policy_blocks, LPM_TRIE, struct prefix_key, __u32, 262144, BPF_F_NO_PREALLOC);
 
-/* Written by the node agent: the classes of pods' addresses, by which rules name peers. */
 MAP(peer_classes, HASH, struct addr, __u32, 65536, BPF_F_NO_PREALLOC);
-
-/* Written by the programs with a port's first connection, by ADD with its first host port. */
 MAP(port_marks, ARRAY, __u32, __u64, PORT_MARKS *PORT_MARK_WORDS, 0);
 
-/* Written by every process that changes another map of the plugin. */
+/* One number. Decisions of an older generation are void. */
 MAP(generation, ARRAY, __u32, __u64, 1, 0);
 
-/* Written by the programs when an uplink's source address changes. */
 MAP(masq_sources, LRU_HASH, struct masq_sources_key, struct masq_sources, 1024, 0);
 
 /*
- * Written by the programs, once per tick and flow that does not have its first candidate. Key:
- * part of a keyed hash of the remote and of what the flow is translated to.
+ * Written once per tick and flow that does not have its first candidate. Key: part of a keyed hash
+ * of the remote and of what the flow is translated to.
  */
 MAP(moved_flows, ARRAY, __u32, struct moved, MOVED_FLOWS, 0);
 
-/* Written by the programs, a few times per second and connection. */
 MAP(fwd_cache, PERCPU_ARRAY, __u32, struct fwd_entry, FWD_BUCKETS *FWD_WAYS, 0);
-
-/* Written with fwd_cache. Key: the bucket. */
 MAP(fwd_ways, PERCPU_ARRAY, __u32, struct fwd_ways, FWD_BUCKETS, 0);
-
-/* Written by the programs. */
 MAP(tuple_notes, ARRAY, __u32, __u64, TUPLE_HINTS, 0);
 
-/* Written by ADD with a set's first endpoint or host port, removed with the last. */
+/* Written with a set's first endpoint or host port, removed with the last. */
 MAP(prefixes, LPM_TRIE, struct prefix_key, struct addr, 65536, BPF_F_NO_PREALLOC);
 
-/* Written by whoever attaches programs to an uplink; removed when the device is gone. */
 MAP(uplinks, HASH, __u32, struct uplink, 1024, BPF_F_NO_PREALLOC);
-
-/* Written by the node agent: the prefixes of all other nodes. */
 MAP(nodes, LPM_TRIE, struct prefix_key, struct node, 16384, BPF_F_NO_PREALLOC);
-
-/* Written by the node agent, with nodes. */
 MAP(cluster, ARRAY, __u32, struct cluster, 1, 0);
-
-/* Written by the programs. */
 MAP(routed, ARRAY, __u32, struct routed, ROUTED_TUPLES, 0);
-
-/* Written by the programs. A hash of the devices and the family chooses the place. */
 MAP(stack_notes, ARRAY, __u32, struct stack_note, STACK_NOTES, 0);
 
-/* Written by every process that looks for uplinks. */
+/*
+ * 1 if the host has policy rules that bpf_fib_lookup does not follow: by mark, TOS, flow label or port, and in IPv6 those that
+ * suppress routes. Key: 0 for IPv4, 1 for IPv6.
+ */
 MAP(route_rules, ARRAY, __u32, __u32, 2, 0);
 
-/* Written by the programs; entries expire. */
 MAP(fragments, LRU_HASH, struct fragment_key, struct fragment, 4096, 0);
 
-/* Written by the programs, removed when the first fragment arrives; entries expire. */
+/* The first fragment that arrives removes its packet's entries; others expire. */
 MAP(frag_queue, LRU_HASH, struct frag_queue_key, struct queued_frag, 1024, 0);
 
-/* Written by the programs. One counter per CPU, so none is contended. */
+/* Per CPU, so no counter is contended. */
 MAP(drop_totals, PERCPU_ARRAY, __u32, struct drop_count, REASON_MAX, 0);
 
-/* Written by the programs with an attachment's first drop for a reason, removed by DEL. */
+/* An attachment's first drop for a reason writes an entry, DEL removes it. */
 MAP(drops, HASH, struct drop_key, struct drop_count, 65536, BPF_F_NO_PREALLOC);
 
 /* Written by the reader of single drops, and by the programs when its lease ends. */
 MAP(drop_reader, ARRAY, __u32, struct drop_reader, 1, 0);
 
-/* Written by the programs while there is a reader. */
 MAP(drop_limits, PERCPU_ARRAY, __u32, struct drop_limit, DROP_REASONS, 0);
 
-/* Written by the programs while there is a reader. Has up to 840 events. */
+/* Has up to 840 events. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 256 * 1024); /* bytes */

@@ -21,8 +21,7 @@ struct masq_args {
 	bool read_only;		     /* the flow is only searched for, not updated */
 	bool has_former;	     /* the uplink has had another source */
 	struct masq_sources sources; /* an entry for masq_sources */
-	struct fwd_key
-		tuple; /* of a packet that is not in pkt_scratch, or a key of route_cache.h */
+	struct fwd_key tuple;	     /* of another packet, or a key of route_cache.h */
 };
 
 SCRATCH(masq_scratch, struct masq_args);
@@ -82,8 +81,8 @@ static __always_inline void masq_init(struct masq_args *args, const struct fwd_k
 /*
  * Candidate i: the container's port plus an offset given by the hash and i, modulo
  * the number of ports (RFC 6056, 3.3.3). So a container's flows to one remote have
- * different first candidates, up to 25,000 by default. A container may not use one of each
- * MASQ_GROUP ports towards a remote, so that others find ports when it has used up its own.
+ * different first candidates, up to 25,000 by default. One port of each MASQ_GROUP is no
+ * candidate of the container towards the remote.
  * The choice is hashed twice: with a single multiplication it would correlate with the
  * candidates, and for some secrets no ports would be left to others.
  */

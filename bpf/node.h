@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The other nodes of a cluster. The host's routes lead to their containers, with a tunnel
- * (VXLAN, one device for all nodes) or directly. The agent that creates the routes writes the
- * same to the map nodes, because the kernel's route lookup does not return the node, and
- * because packets to nodes must not be masqueraded.
- *
- * VXLAN authenticates nothing but its sender's address, so a packet is accepted only from the
+ * The other nodes of a cluster. The agent that creates the host's routes to their containers writes the
+ * same to the map nodes. VXLAN authenticates nothing but its sender's address, so a packet is accepted only from the
  * node that has its source. Containers must not be able to send from the host's address.
  */
 #pragma once

@@ -1,17 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Connections that may bypass the stack: it has delivered packets of both sides
- * unchanged, so its rules accept them and do not translate them. The stack
- * still handles new connections, and conntrack must not forget offloaded ones:
- *
- *  - UDP goes through the stack every few seconds, sooner than conntrack forgets.
- *  - TCP cannot do that: conntrack would find the sequence numbers out of its
- *    window, and rules that drop invalid packets would end the connection. So the
- *    stack gets a conntrack update: a copy of a packet, with sequence numbers that
- *    conntrack knows. It is sent once a minute; for the first packet of a side that
- *    acknowledges all that conntrack has seen of the other one; and for packets that
- *    end the connection if their own numbers are right. The last hook before the
- *    receiver drops it.
+ * unchanged, so its rules accept them and do not translate them. So that conntrack does not
+ * forget them, the stack gets UDP packets and conntrack updates (README.md, Offload). A FIN or
+ * RST has an update only if its own numbers are right.
  */
 #pragma once
 

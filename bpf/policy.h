@@ -169,8 +169,7 @@ static __always_inline bool policy_receives(struct __sk_buff *skb, struct packet
 	struct policy_args *args = policy_scratch_get();
 	struct flow_args *flow = flow_scratch_get();
 	bool parsed = p->decided.parsed, admitted = false, forged;
-	const __u32
-		*rule_sets; /* both, so that no branch compares the whole word: Linux 6.18 warns */
+	const __u32 *rule_sets; /* so no branch compares the whole word: Linux 6.18 warns */
 
 	if (!args || !flow || !policy_load(args, receiver, p) || !args->rule_sets)
 		return true;

@@ -112,8 +112,8 @@ __noinline int reset_is_due(struct __sk_buff *skb)
 		flow_sent_key(&args->key, p, FLOW_POLICY);
 	else
 		policy_received_key(&args->key, p);
-	if (p->decided.ct_nat &&
-	    p->decided.refused == REFUSED_RECEIVED) { /* judged as translated */
+	/* Judged as translated. */
+	if (p->decided.ct_nat && p->decided.refused == REFUSED_RECEIVED) {
 		args->key.remote = ct->out.src;
 		args->key.remote_port = ct->out.sport;
 	}
@@ -124,8 +124,8 @@ __noinline int reset_is_due(struct __sk_buff *skb)
 		args->new.owner = policy->owner;
 		args->new.nat_addr = args->key.remote;
 		args->new.nat_port = args->key.remote_port;
-		args->new.policy_generation =
-			policy->generation - 1; /* the rules do not admit it */
+		/* The rules do not admit it. */
+		args->new.policy_generation = policy->generation - 1;
 		args->new.reset = host ? FLOW_PEER_HOST : 0;
 		reset_mark(&args->new, p->decided.refused, p->ack);
 		return !flow_expired(&args->new) && flow_insert();
@@ -208,8 +208,8 @@ static __always_inline int reset_route(struct __sk_buff *skb, const struct packe
 	bool direct;
 
 	*ifindex = skb->ifindex;
-	if (packet_is_translated(p) ||
-	    (p->decided.ct_nat && !endpoint)) { /* back by the uplink, as its frame has come */
+	/* Back by the uplink, as its frame has come. */
+	if (packet_is_translated(p) || (p->decided.ct_nat && !endpoint)) {
 		if (!p->l3)
 			return 0;
 		if (node_is_tunnel(skb->ifindex))
