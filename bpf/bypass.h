@@ -462,7 +462,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	} else if (p->tcp_rst) {
 		if (c.offload && (from || p->seq == c.offload->ct_acked[c.side & 1]))
 			offload_remove(&c); /* another number may be forged */
-	} else if (offload_has_side(&c)) {
+	} else if (offload_matches(&c) && c.offload->state & OFFLOAD_DELIVERED << c.side) {
 		if (bypass_is_replied(skb, p, &c))
 			offload_deliver(&c, !c.side);
 		offload_touch(p, &c, from);
@@ -474,11 +474,11 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	return offload_is_open(c.offload);
 }
 
-/* tag_matches, without chance matches if the delivery is recorded. */
+/* Reports whether the stack has not changed p: tag_is_of, without chance matches if the delivery is recorded. */
 static __always_inline bool bypass_is_unchanged(struct __sk_buff *skb, const struct packet *p,
 						__u32 tag)
 {
-	return tag_matches(tag, p) && !(tag & TAG_OBSERVE && ct_read_packet(skb));
+	return tag_is_of(tag, p->id) && !(tag & TAG_OBSERVE && ct_read_packet(skb));
 }
 
 /*

@@ -143,13 +143,8 @@ static __always_inline void ct_set_tuple(struct fwd_key *key, __u64 ct, __u32 di
 	key->protocol = tuple->dst.protonum;
 	ct_set_addr(invert ? &key->dst : &key->src, &tuple->src.u3, ipv6);
 	ct_set_addr(invert ? &key->src : &key->dst, &tuple->dst.u3, ipv6);
-	if (invert) {
-		key->dport = bpf_ntohs(tuple->src.u.all);
-		key->sport = bpf_ntohs(tuple->dst.u.all);
-	} else {
-		key->sport = bpf_ntohs(tuple->src.u.all);
-		key->dport = bpf_ntohs(tuple->dst.u.all);
-	}
+	*(invert ? &key->dport : &key->sport) = bpf_ntohs(tuple->src.u.all);
+	*(invert ? &key->sport : &key->dport) = bpf_ntohs(tuple->dst.u.all);
 }
 
 /* Returns the lower bits of an entry's status. */

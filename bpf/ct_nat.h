@@ -92,18 +92,6 @@ __noinline int ct_nat_find(struct __sk_buff *skb)
 	return c.offload && c.offload->translated && c.offload->ct == t->ct;
 }
 
-/* Sets key to that of the sender's FLOW_POLICY, with the tuple before translation. */
-static __always_inline void ct_nat_policy_key(struct flow_key *key, const struct ct_translation *t)
-{
-	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = t->in.dst;
-	key->local = t->in.src;
-	key->remote_port = t->in.dport;
-	key->local_port = t->in.sport;
-	key->protocol = t->in.protocol;
-	key->kind = FLOW_POLICY;
-}
-
 /*
  * Reports whether the rules of the container that sends the packet in pkt_scratch, with its tuple after translation,
  * admit it. If not, drops it. Tracks the flow that admits replies, as policy_sends and policy_track_pending do
@@ -121,7 +109,7 @@ __noinline int ct_nat_sender_admits(struct __sk_buff *skb)
 	if (!args || !t || !flow || !p || !sender || !sender->policy ||
 	    !policy_load(args, sender, p) || !args->rule_sets)
 		return true;
-	ct_nat_policy_key(&flow->key, t);
+	flow_sent_key(&flow->key, &t->in, FLOW_POLICY);
 	p->decided.admitted = policy_is_known(FROM_CONTAINER) && !p->decided.pending;
 	if (p->decided.admitted)
 		return true;
@@ -134,7 +122,7 @@ __noinline int ct_nat_sender_admits(struct __sk_buff *skb)
 	p->decided.admitted = true;
 	if (t->reply || !policy_set_peer(args, &p->dst))
 		return true;
-	ct_nat_policy_key(&flow->key, t);
+	flow_sent_key(&flow->key, &t->in, FLOW_POLICY);
 	flow_lookup(flow);
 	policy_track(FROM_CONTAINER, args->owner);
 	return true;

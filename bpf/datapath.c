@@ -313,7 +313,7 @@ static __always_inline int uplink_translate(struct __sk_buff *skb, struct packet
 
 	if (verdict != NOT_HANDLED)
 		return verdict;
-	flow = flow_track_reply(p, endpoint->owner);
+	flow = flow_track_sent(p, endpoint->owner, false);
 	if (flow)
 		return forward_reply(skb, p, flow);
 	node = node_any() ? node_lookup(&p->dst) : NULL;

@@ -29,17 +29,6 @@ static __always_inline void dnat_init(struct dnat *d, const struct fwd_key *tupl
 	d->key.kind = FLOW_DNAT;
 }
 
-/* Reports whether another flow may take the entry. */
-static __always_inline bool dnat_is_free(const struct flow *flow, __u64 owner, bool opens)
-{
-	return flow->owner != owner || flow_expired(flow) || (opens && flow_ended(flow));
-}
-
-static __always_inline __u16 dnat_candidate(const struct fwd_key *tuple, __u32 hash, __u32 i)
-{
-	return i ? DNAT_PORT_MIN + (hash_mix(hash, i) & 0xffffff) % DNAT_PORTS : tuple->sport;
-}
-
 /* Reports whether the tuple's flow may have a candidate other than its first. */
 static __noinline bool dnat_may_have_moved(const struct fwd_key *tuple)
 {
@@ -99,12 +88,14 @@ static __noinline struct flow *dnat_find(const struct fwd_key *tuple, struct dna
 			hash = hash_secret(&tuple->src, &tuple->dst,
 					   (__u64)tuple->sport << 32 | (__u32)tuple->dport << 16 |
 						   tuple->protocol);
-		d->key.remote_port = dnat_candidate(tuple, hash, i);
+		d->key.remote_port = i ? DNAT_PORT_MIN + (hash_mix(hash, i) & 0xffffff) % DNAT_PORTS
+				       : tuple->sport;
 		args->key = d->key;
 		flow = flow_access(access) ? &args->flow : NULL;
 		if (flow && flow_is_same(flow, &args->new))
 			return flow;
-		if (!flow || dnat_is_free(flow, owner, opens)) {
+		if (!flow || flow->owner != owner || flow_expired(flow) ||
+		    (opens && flow_ended(flow))) {
 			if (!d->free)
 				free_port = d->key.remote_port;
 			d->free = true;

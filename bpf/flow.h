@@ -17,16 +17,10 @@ static __noinline struct flow *flow_track_sent(const struct packet *p, __u64 own
 
 	if (!args || packet_opens(p) || !port_may_be_marked(PORT_REPLIES, p->protocol, p->sport))
 		return NULL;
-	flow_sent_key(&args->key, p, FLOW_DNAT);
+	flow_sent_key(&args->key, packet_tuple(p), FLOW_DNAT);
 	args->new.owner = owner;
 	args->direct = direct;
 	return flow_access(FLOW_SENT) ? &args->flow : NULL;
-}
-
-/* The same for a flow that translates the reply. */
-static __always_inline struct flow *flow_track_reply(const struct packet *p, __u64 owner)
-{
-	return flow_track_sent(p, owner, false);
 }
 
 /*
@@ -49,7 +43,7 @@ static __noinline bool flow_store_reply(const struct packet *p, const struct add
 
 	if (!args)
 		return false;
-	flow_sent_key(&args->key, p, FLOW_DNAT);
+	flow_sent_key(&args->key, packet_tuple(p), FLOW_DNAT);
 	__builtin_memset(&args->new, 0, sizeof(args->new));
 	args->new.owner = owner;
 	args->new.nat_addr = *addr;

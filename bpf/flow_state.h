@@ -7,29 +7,29 @@
 
 #include "packet.h"
 
-/* The key for p, sent by a container. */
-static __always_inline void flow_sent_key(struct flow_key *key, const struct packet *p,
+/* The key for packets with the tuple, sent by a container. */
+static __always_inline void flow_sent_key(struct flow_key *key, const struct fwd_key *tuple,
 					  enum flow_kind kind)
 {
 	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = p->dst;
-	key->local = p->src;
-	key->remote_port = p->dport;
-	key->local_port = p->sport;
-	key->protocol = p->protocol;
+	key->remote = tuple->dst;
+	key->local = tuple->src;
+	key->remote_port = tuple->dport;
+	key->local_port = tuple->sport;
+	key->protocol = tuple->protocol;
 	key->kind = kind;
 }
 
-/* The key for p, sent by a remote. */
-static __always_inline void flow_received_key(struct flow_key *key, const struct packet *p,
+/* The same, sent by a remote. */
+static __always_inline void flow_received_key(struct flow_key *key, const struct fwd_key *tuple,
 					      enum flow_kind kind)
 {
 	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = p->src;
-	key->local = p->dst;
-	key->remote_port = p->sport;
-	key->local_port = p->dport;
-	key->protocol = p->protocol;
+	key->remote = tuple->src;
+	key->local = tuple->dst;
+	key->remote_port = tuple->sport;
+	key->local_port = tuple->dport;
+	key->protocol = tuple->protocol;
 	key->kind = kind;
 }
 

@@ -68,10 +68,8 @@ struct flow_args {
 	struct dnat dnat; /* of host_port_forward */
 };
 
-enum flow_weight {
-	/* of another container's flow: how long it has been idle */
-	FLOW_OWN = 1U << 30, /* plus the same */
-};
+/* The weight of another container's flow is how long it has been idle, that of an own one is this more. */
+#define FLOW_OWN (1U << 30)
 
 SCRATCH(flow_scratch, struct flow_args);
 

@@ -328,16 +328,6 @@ static __always_inline long fwd_rewrite(struct __sk_buff *skb, struct packet *p,
 	return p->ipv6 ? fwd_rewrite6(skb, p, entry) : fwd_rewrite4(skb, p, entry);
 }
 
-/* Before 6.0, the kernel accepts no source, and uses the route's. */
-static __always_inline long node_set_key(struct __sk_buff *skb, const struct bpf_tunnel_key *key,
-					 __u64 flags)
-{
-	long err = bpf_skb_set_tunnel_key(skb, (void *)key, sizeof(*key), flags);
-
-	return err == -EINVAL ? bpf_skb_set_tunnel_key(skb, (void *)key, TUNNEL_KEY_SIZE, flags)
-			      : err;
-}
-
 /*
  * Sends the packet to the node by the tunnel. Over IPv4 without an outer checksum: the inner ones
  * suffice, and some network cards compute it wrongly. IPv6 requires one (RFC 8200, 8.1).
@@ -346,7 +336,9 @@ static __noinline int node_redirect(struct __sk_buff *skb, const struct addr *re
 {
 	bool ipv6 = !addr_is_mapped(remote);
 	struct cluster *cluster = cluster_get();
+	__u64 flags = ipv6 ? BPF_F_TUNINFO_IPV6 : BPF_F_ZERO_CSUM_TX;
 	struct bpf_tunnel_key key = {};
+	long err;
 
 	if (!cluster)
 		return VERDICT_DROP;
@@ -358,7 +350,10 @@ static __noinline int node_redirect(struct __sk_buff *skb, const struct addr *re
 		key.remote_ipv4 = bpf_ntohl(addr_ipv4(remote));
 		key.local_ipv4 = bpf_ntohl(addr_ipv4(&cluster->addr4));
 	}
-	if (node_set_key(skb, &key, ipv6 ? BPF_F_TUNINFO_IPV6 : BPF_F_ZERO_CSUM_TX))
+	err = bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags);
+	if (err == -EINVAL) /* before 6.0, the kernel accepts no source, and uses the route's */
+		err = bpf_skb_set_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, flags);
+	if (err)
 		return drop(skb, REASON_REWRITE);
 	return bpf_redirect(cluster->tunnel, 0);
 }

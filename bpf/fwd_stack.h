@@ -135,15 +135,6 @@ static __always_inline struct fwd_entry *fwd_cache_lookup_sent(struct __sk_buff 
 	return entry;
 }
 
-/* Has the next packet of p's connection decided in full, because rules have a flow of it now. */
-static __always_inline void fwd_cache_recount(struct __sk_buff *skb, struct packet *p)
-{
-	struct fwd_entry *entry = fwd_cache_lookup_sent(skb, p);
-
-	if (entry && !fwd_entry_bypasses(entry))
-		entry->action = FWD_COUNT;
-}
-
 /*
  * Tags p, which goes through the stack, so that the last hook creates the flow of p, if p goes to a container and has none
  * (forward_track_pending), or obeys enum pending. receiver as in struct routed.

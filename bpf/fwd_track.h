@@ -25,7 +25,7 @@ static __always_inline bool fwd_track_received(struct flow_args *args, const str
 {
 	struct flow *flow = &args->new;
 
-	flow_received_key(&args->key, p, entry->flow_kind);
+	flow_received_key(&args->key, packet_tuple(p), entry->flow_kind);
 	flow->owner = owner;
 	if (entry->flow_kind == FLOW_SNAT) {
 		flow->nat_addr = entry->nat_addr;
@@ -48,7 +48,7 @@ static __always_inline bool fwd_track_sent(struct flow_args *args, const struct 
 	__u8 kind = entry->flags & FWD_REPLY ? FLOW_DNAT : FLOW_SNAT;
 	struct flow *flow = &args->new;
 
-	flow_sent_key(&args->key, p, kind);
+	flow_sent_key(&args->key, packet_tuple(p), kind);
 	flow->owner = owner;
 	args->direct = false;
 	if (kind == FLOW_SNAT) {
@@ -97,7 +97,7 @@ static __noinline bool fwd_track(struct fwd_entry *entry)
 		return policy_pair_access(args, p, policy_pair_key(&args->key, p));
 	if (entry->flow_kind != FLOW_POLICY)
 		return fwd_track_translated(args, p, entry);
-	flow_sent_key(&args->key, p, FLOW_POLICY);
+	flow_sent_key(&args->key, packet_tuple(p), FLOW_POLICY);
 	args->new.owner = fwd_entry_owner(entry);
 	args->new.policy_generation = policy_generation(entry->policies & 0xffff);
 	flow_access(FLOW_SENT);

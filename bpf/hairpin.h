@@ -120,8 +120,7 @@ static __noinline int hairpin_reply(struct __sk_buff *skb, struct packet *p,
 	struct addr client = masq->nat_addr, host_addr;
 	__u16 client_port = masq->nat_port;
 	__u64 owner = masq->owner;
-	struct flow *dnat = flow_track_reply(p, owner);
-	__u32 ifindex = LOOPBACK_IFINDEX;
+	struct flow *dnat = flow_track_sent(p, owner, false);
 	struct endpoint *endpoint;
 
 	if (!dnat)
@@ -131,8 +130,6 @@ static __noinline int hairpin_reply(struct __sk_buff *skb, struct packet *p,
 	    rewrite(skb, p, SIDE_DST, &client, client_port))
 		return drop_for(skb, owner, REASON_REWRITE);
 	endpoint = endpoint_lookup(&client);
-	if (endpoint)
-		ifindex = endpoint->ifindex;
 	/*
 	 * The frame may be addressed to the bridge above this device, and loopback keeps the
 	 * type.
@@ -140,7 +137,7 @@ static __noinline int hairpin_reply(struct __sk_buff *skb, struct packet *p,
 	if (skb->pkt_type == PACKET_OTHERHOST && bpf_skb_change_type(skb, PACKET_HOST))
 		return drop_for(skb, owner, REASON_REWRITE);
 	skb->tc_index = TAG_TRANSLATED | tag_judged(p);
-	return bpf_redirect_neigh(ifindex, NULL, 0, 0);
+	return bpf_redirect_neigh(endpoint ? endpoint->ifindex : LOOPBACK_IFINDEX, NULL, 0, 0);
 }
 
 /*
@@ -188,7 +185,9 @@ static __always_inline int hairpin_from_container(struct __sk_buff *skb, struct 
 	port = host_port_lookup(p);
 	if (!port || addr_is_loopback(&p->dst, p->ipv6) || !route_ask(skb, ROUTE_LOCAL))
 		return VERDICT_NEXT;
-	if (!host_port_trusts_source(port, device, sender) || !host_port_allows(p, port))
+	/* For source ranges, the source must be an address of the container. */
+	if (port->src_range_set && (!device || !sender || sender->container != device->container ||
+				    !host_port_allows(p, port)))
 		return drop_for(skb, port->owner, REASON_SRC_RANGE);
 	if (p->decided.pending) {
 		packet_translate(p, &port->target_addr, port->target_port);

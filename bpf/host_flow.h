@@ -40,7 +40,7 @@ static __always_inline bool host_flow_rst_is_spurious(struct __sk_buff *skb, con
 {
 	struct flow_key key;
 
-	flow_sent_key(&key, p, FLOW_RST_HELD);
+	flow_sent_key(&key, packet_tuple(p), FLOW_RST_HELD);
 	return p->tcp_rst && !p->tcp_ack && p->dport < CLIENT_PORT_MIN && masq_in_range(p->sport) &&
 	       !is_host_port_number(p->protocol, p->sport) &&
 	       fib_lookup(skb, p, &p->src) == BPF_FIB_LKUP_RET_NOT_FWDED &&
@@ -95,7 +95,7 @@ static __noinline struct flow *host_flow_lookup(const struct packet *p)
 
 	if (!args)
 		return NULL;
-	flow_sent_key(&args->key, p, FLOW_SNAT);
+	flow_sent_key(&args->key, packet_tuple(p), FLOW_SNAT);
 	return flow_lookup(args);
 }
 
@@ -171,7 +171,7 @@ __noinline int host_flow_sent(struct __sk_buff *skb)
 		flow = NULL;
 	}
 	taken = flow && p->has_ports && flow_is_live(flow) && flow_owner_is_alive(&args->key, flow);
-	flow = p->has_ports ? flow_track_reply(p, OWNER_HOST) : NULL;
+	flow = p->has_ports ? flow_track_sent(p, OWNER_HOST, false) : NULL;
 	if (flow)
 		return host_flow_move(skb, p, flow->nat_port);
 	if (taken || host_flow_yields_to_host_port(p))

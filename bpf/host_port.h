@@ -69,14 +69,3 @@ static __noinline bool host_port_allows(const struct packet *p, const struct hos
 {
 	return !port->src_range_set || prefix_lookup(&prefixes, port->src_range_set, &p->src);
 }
-
-/*
- * Reports whether the source is trusted: with source ranges, it must be that of the container
- * behind device.
- */
-static __always_inline bool host_port_trusts_source(const struct host_port *port,
-						    const struct device *device,
-						    const struct endpoint *sender)
-{
-	return !port->src_range_set || (device && sender && sender->container == device->container);
-}

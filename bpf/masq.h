@@ -387,7 +387,7 @@ static __noinline struct flow *masq_lookup_reply(struct __sk_buff *skb, const st
 
 	if (!args || !port_may_be_ours(p, p->dport))
 		return NULL;
-	flow_received_key(&args->key, p, FLOW_SNAT);
+	flow_received_key(&args->key, packet_tuple(p), FLOW_SNAT);
 	flow = &args->flow;
 	if (!flow_access(access))
 		return NULL;

@@ -58,25 +58,15 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 	return masq_forward(skb, p, &args->key);
 }
 
-static __always_inline enum reason masq_unparsed_reason(int parsed)
-{
-	switch (parsed) {
-	case PARSED_FRAGMENT:
-		return REASON_FRAGMENT;
-	case PARSED_PROTOCOL:
-		return REASON_PROTOCOL;
-	default:
-		return REASON_TRUNCATED;
-	}
-}
-
 /* Handles the endpoint's p, whose ports are unknown. A fragment waits for the first one. */
 static __always_inline int masq_unparsed(struct __sk_buff *skb, const struct packet *p,
 					 const struct endpoint *endpoint, int parsed)
 {
 	if (node_receives(p) || masq_skips(endpoint, p))
 		return VERDICT_NEXT;
-	if (parsed == PARSED_FRAGMENT && frag_queue_add(skb, p))
-		return end_uncounted();
-	return drop_for(skb, endpoint->owner, masq_unparsed_reason(parsed));
+	if (parsed == PARSED_FRAGMENT)
+		return frag_queue_add(skb, p) ? end_uncounted()
+					      : drop_for(skb, endpoint->owner, REASON_FRAGMENT);
+	return drop_for(skb, endpoint->owner,
+			parsed == PARSED_PROTOCOL ? REASON_PROTOCOL : REASON_TRUNCATED);
 }

@@ -63,17 +63,6 @@ static __noinline bool node_is_tunnel_port(const struct packet *p)
 	return cluster && cluster->port && cluster->port == p->dport;
 }
 
-/*
- * Reports whether the packet comes from a tunnel, and not from the programs, which send some
- * again.
- */
-static __always_inline bool node_is_tunneled(struct __sk_buff *skb)
-{
-	struct bpf_tunnel_key key;
-
-	return bpf_skb_get_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, 0) != -EINVAL;
-}
-
 /* Reports whether the node has sent the packet that the tunnel received, in the cluster's VNI. */
 static __noinline bool node_is_sender(struct __sk_buff *skb, const struct node *node, __u32 vni)
 {
@@ -109,12 +98,14 @@ __noinline int node_admits(struct __sk_buff *skb, __u32 parsed, __u32 tag)
 {
 	struct packet *p = pkt_scratch_get();
 	struct cluster *cluster = cluster_get();
+	struct bpf_tunnel_key key;
 	struct node *node;
 
 	if (!p || !cluster)
 		return false;
+	/* Sent again by the programs, and not from a tunnel. */
 	if (tag == TAG_ADMITTED || tag == TAG_CT_UPDATE)
-		return !node_is_tunneled(skb);
+		return bpf_skb_get_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, 0) == -EINVAL;
 	if (parsed == PARSED_NOT_IP || parsed == PARSED_TRUNCATED ||
 	    !addr_is_in(&p->dst, p->ipv6 ? &cluster->containers6 : &cluster->containers4))
 		return false;

@@ -259,12 +259,6 @@ static __always_inline bool offload_matches(const struct connection *c)
 	return c->offload && c->offload->payer == c->owners && c->offload->uplink == c->uplink;
 }
 
-/* Reports whether the stack has delivered a packet of p's side before. */
-static __always_inline bool offload_has_side(const struct connection *c)
-{
-	return offload_matches(c) && c->offload->state & OFFLOAD_DELIVERED << c->side;
-}
-
 /*
  * Records the numbers of p, which the side has sent and the stack delivered: conntrack has seen
  * them. A remote's packet may be forged, and conntrack lets numbers before its window pass

@@ -225,7 +225,7 @@ static __always_inline bool policy_has_flow(const struct policy_args *policy)
 /* The key for p, whose destination is the container's, perhaps only after translation. */
 static __always_inline void policy_received_key(struct flow_key *key, const struct packet *p)
 {
-	flow_received_key(key, p, FLOW_POLICY);
+	flow_received_key(key, packet_tuple(p), FLOW_POLICY);
 	key->local = p->decided.new_addr;
 	key->local_port = p->decided.new_port;
 }

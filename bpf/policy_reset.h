@@ -109,7 +109,7 @@ __noinline int reset_is_due(struct __sk_buff *skb)
 	if (!ct || !masq || !policy || !args || !p)
 		return false;
 	if (p->decided.refused == REFUSED_SENT)
-		flow_sent_key(&args->key, p, FLOW_POLICY);
+		flow_sent_key(&args->key, packet_tuple(p), FLOW_POLICY);
 	else
 		policy_received_key(&args->key, p);
 	/* Judged as translated. */
@@ -134,7 +134,7 @@ __noinline int reset_is_due(struct __sk_buff *skb)
 		if (p->decided.masqueraded)
 			args->key = masq->key;
 		else if (p->decided.flow_kind == FLOW_SNAT)
-			flow_received_key(&args->key, p, FLOW_SNAT);
+			flow_received_key(&args->key, packet_tuple(p), FLOW_SNAT);
 		/* If assured, both sides have sent: the rules have admitted the container's packets. */
 		if (!reset_has_flow(policy, args) || !flow_is_assured(&args->flow))
 			return false;
@@ -279,7 +279,7 @@ __noinline int policy_owes_reset(struct __sk_buff *skb)
 	if (!device || !args || !p || p->protocol != IPPROTO_TCP || p->tcp_flags != TCP_PLAIN_RST ||
 	    packet_seq_end(p) != p->seq)
 		return false;
-	flow_sent_key(&args->key, p, FLOW_POLICY);
+	flow_sent_key(&args->key, packet_tuple(p), FLOW_POLICY);
 	return flow_access(FLOW_READ) && args->flow.owner == device->owner &&
 	       args->flow.reset & FLOW_RESET_REMOTE && args->flow.expected == p->seq;
 }

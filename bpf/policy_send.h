@@ -33,7 +33,7 @@ static __always_inline void policy_track_pending(const struct policy_args *args,
 
 	if (!flow)
 		return;
-	flow_sent_key(&flow->key, p, FLOW_POLICY);
+	flow_sent_key(&flow->key, packet_tuple(p), FLOW_POLICY);
 	if (p->decided.pending) {
 		p->decided.pending = PENDING_NOT;
 	} else if (policy_has_sent(args, entry, p, tag)) {
@@ -41,7 +41,7 @@ static __always_inline void policy_track_pending(const struct policy_args *args,
 		flow->key.local = entry->tuple.src;
 		flow->key.remote_port = entry->tuple.dport;
 		flow->key.local_port = entry->tuple.sport;
-	} else if (!tag_matches(tag, p)) {
+	} else if (!tag_is_of(tag, p->id)) {
 		return;
 	}
 	flow_lookup(flow);
@@ -63,7 +63,7 @@ __noinline int policy_track_host_port(struct __sk_buff *skb)
 	    !policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->decided.new_port))
 		return 0; /* to_container drops p, unless the container is its own peer */
 	p->decided.pending = PENDING_NOT;
-	flow_sent_key(&flow->key, p, FLOW_POLICY);
+	flow_sent_key(&flow->key, packet_tuple(p), FLOW_POLICY);
 	flow_lookup(flow);
 	policy_track(FROM_CONTAINER, args->owner);
 	return 0;
@@ -76,7 +76,7 @@ __noinline int policy_track_host_port(struct __sk_buff *skb)
 static __always_inline bool policy_is_judged(struct __sk_buff *skb, const struct packet *p,
 					     const struct device *receiver, __u32 tag)
 {
-	return p->decided.admitted && p->decided.parsed && tag_matches(tag, p) &&
+	return p->decided.admitted && p->decided.parsed && tag_is_of(tag, p->id) &&
 	       policy_is_address_of(receiver, &p->dst) && is_uplink(skb->ingress_ifindex);
 }
 
@@ -92,7 +92,7 @@ static __always_inline bool policy_is_reply(struct policy_args *args, struct pac
 
 	if (!flows || packet_opens(p))
 		return false;
-	flow_sent_key(&flows->key, p, FLOW_DNAT);
+	flow_sent_key(&flows->key, packet_tuple(p), FLOW_DNAT);
 	if (port_may_be_marked(PORT_REPLIES, p->protocol, p->sport) && flow_access(FLOW_READ) &&
 	    flow->owner == args->owner && !flow_expired(flow) &&
 	    (flow->nat_port != p->sport || !addr_equal(&flow->nat_addr, &p->src))) {
@@ -118,18 +118,22 @@ __noinline int policy_track_leaving(struct __sk_buff *skb)
 	struct device *sender = device_lookup(skb->ingress_ifindex);
 	struct flow_args *flow = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
+	struct fwd_entry *entry;
 
 	if (!args || !flow || !p || !sender || !sender->policy || p->decided.admitted ||
 	    !policy_load(args, sender, p) || !args->rule_sets)
 		return 0;
-	flow_sent_key(&flow->key, p, FLOW_POLICY);
+	flow_sent_key(&flow->key, packet_tuple(p), FLOW_POLICY);
 	if (p->decided.as_sent ? policy_has_flow(args) : policy_is_known(FROM_CONTAINER))
 		return 0;
 	policy_set_peer(args, &p->dst);
 	if (!policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
 		return 0;
 	policy_track(FROM_CONTAINER, args->owner);
-	fwd_cache_recount(skb, p);
+	/* The next packet is decided in full, because rules have a flow of it now. */
+	entry = fwd_cache_lookup_sent(skb, p);
+	if (entry && !fwd_entry_bypasses(entry))
+		entry->action = FWD_COUNT;
 	return 0;
 }
 
@@ -238,7 +242,7 @@ __noinline int policy_leaves_unseen(struct __sk_buff *skb, __u32 tag)
 
 	if (!p)
 		return true;
-	p->decided.changed = !tag_bypasses(tag) && !tag_matches(tag, p);
+	p->decided.changed = !tag_bypasses(tag) && !tag_is_of(tag, p->id);
 	if (packet_ingress(skb, p) != INGRESS_UNKNOWN &&
 	    (!ingress || device_lookup(ingress) || is_uplink(ingress)))
 		return true;
@@ -323,7 +327,7 @@ static __always_inline bool policy_is_known_sent(struct policy_args *args, struc
 	    policy_set_peer(args, &p->dst) && args->kind == PEER_OUTSIDE &&
 	    policy_is_reply(args, p, TAG_NONE))
 		return true;
-	flow_sent_key(&flow->key, p, FLOW_POLICY);
+	flow_sent_key(&flow->key, packet_tuple(p), FLOW_POLICY);
 	p->decided.known = !packet_opens(p) && policy_is_known(FROM_CONTAINER);
 	return p->decided.known;
 }

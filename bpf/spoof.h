@@ -67,19 +67,14 @@ static __always_inline bool spoof_owns(struct __sk_buff *skb, const struct devic
 	       !fib_is_local_addr(skb, addr, ipv6);
 }
 
-/* Reports whether the address is fe80::1, the host's on every veth. */
-static __always_inline bool addr_is_host_link_local(const struct addr *addr)
+/* Reports whether the address is a gateway's, or fe80::1, the host's on every veth. */
+static __always_inline bool spoof_is_gateway(const struct device *device, const struct addr *addr)
 {
 	const __u32 *words = (const __u32 *)addr;
 
-	return words[0] == bpf_htonl(0xfe800000) && !words[1] && !words[2] &&
-	       words[3] == bpf_htonl(1);
-}
-
-static __always_inline bool spoof_is_gateway(const struct device *device, const struct addr *addr)
-{
 	return addr_equal(addr, &device->gateway4) || addr_equal(addr, &device->gateway6) ||
-	       addr_is_host_link_local(addr);
+	       (words[0] == bpf_htonl(0xfe800000) && !words[1] && !words[2] &&
+		words[3] == bpf_htonl(1));
 }
 
 /* Reports whether the address is formed from the MAC (EUI-64; RFC 4291, appendix A). */

@@ -29,7 +29,7 @@ static __noinline bool untranslated_lately(struct __sk_buff *skb, struct packet 
 {
 	struct fwd_entry *entry;
 
-	if (tag & TAG_OBSERVE || !tag_matches(tag, p) || !fwd_cacheable(p))
+	if (tag & TAG_OBSERVE || !tag_is_of(tag, p->id) || !fwd_cacheable(p))
 		return false;
 	entry = fwd_cache_lookup_sent(skb, p);
 	if (!entry || fwd_entry_bypasses(entry) || !(entry->flags & FWD_KEEPS_SOURCE) ||
