@@ -35,12 +35,11 @@ static __always_inline bool bypass_is_translated(const struct connection *c)
 }
 
 /* The same for the connection of the packet in pkt_scratch, if it may bypass the stack. */
-__noinline int bypass_knows_translated(struct __sk_buff *skb)
+__noinline int bypass_knows_translated(void)
 {
 	struct packet *p = pkt_scratch_get();
 	struct connection c = {};
 
-	USE_ARGUMENT(skb);
 	if (!p || !offload_is_possible(p) || p->decided.ct_update || p->ttl <= 1 || p->tcp_syn ||
 	    p->tcp_synack)
 		return false;
@@ -90,17 +89,13 @@ static __always_inline long bypass_prepare(struct __sk_buff *skb, struct packet 
 static __noinline int redirect_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					   const struct endpoint *to, __u8 flags, __u8 flow_kind)
 {
-	__u32 ifindex = to->ifindex;
-	__u8 macs[2 * ETH_ALEN];
-
-	/* mac and host_mac: destination and source, as in a frame. */
-	__builtin_memcpy(macs, to->mac, sizeof(macs));
 	if (fwd_cacheable(p) &&
 	    (!fwd_changes_state(p) || flags & FWD_EVERY_TCP || fwd_opens_tracked(p, flow_kind)))
 		fwd_cache_store_ingress(skb, flags, flow_kind);
-	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+	/* mac and host_mac: destination and source, as in a frame. */
+	if (bpf_skb_store_bytes(skb, 0, to->mac, 2 * ETH_ALEN, 0))
 		return drop(skb, REASON_REWRITE);
-	return bpf_redirect_peer(ifindex, 0);
+	return bpf_redirect_peer(to->ifindex, 0);
 }
 
 /*
@@ -277,13 +272,12 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 }
 
 /* Reports whether this CPU has sent or redirected a packet with the tuple in pkt_scratch. */
-__noinline int bypass_knows_tuple(struct __sk_buff *skb)
+__noinline int bypass_knows_tuple(void)
 {
 	struct packet *p = pkt_scratch_get();
 	struct fwd_ways *ways;
 	__u32 id, bucket;
 
-	USE_ARGUMENT(skb);
 	if (!p)
 		return false;
 	id = p->id;

@@ -147,6 +147,14 @@ static __always_inline void ct_set_tuple(struct fwd_key *key, __u64 ct, __u32 di
 	*(invert ? &key->sport : &key->dport) = bpf_ntohs(tuple->dst.u.all);
 }
 
+/* Returns what a packet carries: the address of conntrack's entry and enum ip_conntrack_info; or 0. */
+static __always_inline __u64 ct_word(struct __sk_buff *skb)
+{
+	const struct sk_buff *packet = bpf_cast_to_kern_ctx(skb);
+
+	return bpf_core_field_exists(packet->_nfct) ? packet->_nfct : 0;
+}
+
 /* Returns the lower bits of an entry's status. */
 static __always_inline __u32 ct_status(__u64 ct)
 {
@@ -220,11 +228,10 @@ static __always_inline bool ct_is_ipvs(const struct ct_translation *t)
  * false if the entry is gone, or cannot be used. Only if it has not changed meanwhile: the program may
  * have been interrupted.
  */
-__noinline int ct_read(struct __sk_buff *skb, __u32 reply)
+__noinline int ct_read(__u32 reply)
 {
 	struct ct_translation *t = ct_scratch_get();
 
-	USE_ARGUMENT(skb);
 	if (!t || !config.sees_hooks || !t->ct)
 		return false;
 	if (!bpf_core_field_exists(struct nf_conn, tuplehash))
@@ -244,18 +251,15 @@ __noinline int ct_source_changed(struct __sk_buff *skb)
 {
 	struct ct_translation *t = ct_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	const struct sk_buff *packet;
 	__u64 word;
 
 	if (!t || !p || !config.sees_hooks)
 		return false;
 	if (p->decided.ct_nat)
 		return !t->reply;
-	packet = bpf_cast_to_kern_ctx(skb);
-	if (!bpf_core_field_exists(packet->_nfct) ||
-	    !bpf_core_field_exists(struct nf_conn, tuplehash))
+	if (!bpf_core_field_exists(struct nf_conn, tuplehash))
 		return false;
-	word = packet->_nfct;
+	word = ct_word(skb);
 	if (word <= CT_INFO_MASK || (word & CT_INFO_MASK) >= CT_ESTABLISHED_REPLY)
 		return false;
 	word &= ~(__u64)CT_INFO_MASK;
@@ -274,20 +278,15 @@ __noinline int ct_read_packet(struct __sk_buff *skb)
 {
 	struct ct_translation *t = ct_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	const struct sk_buff *packet;
 	__u64 word;
 	__u32 info;
 
 	if (!t || !p || !config.sees_hooks)
 		return false;
-	packet = bpf_cast_to_kern_ctx(skb);
-	if (!bpf_core_field_exists(packet->_nfct))
-		return false;
-	word = packet->_nfct;
+	word = ct_word(skb);
 	info = word & CT_INFO_MASK;
 	if (info != CT_ESTABLISHED && info != CT_ESTABLISHED_REPLY)
 		return false;
 	t->ct = word - info;
-	return ct_read(skb, info == CT_ESTABLISHED_REPLY) &&
-	       ct_tuple_equal(&t->out, packet_tuple(p));
+	return ct_read(info == CT_ESTABLISHED_REPLY) && ct_tuple_equal(&t->out, packet_tuple(p));
 }

@@ -37,37 +37,26 @@ static __always_inline bool ct_nat_is_current(const struct ct_nat *nat,
 	       addr_equal(&nat->nat_addr, addr);
 }
 
-/* Writes the time into the FLOW_CT_NAT that ct_nat_lookup has found: the stack sees no more TCP packets. */
-static __always_inline void ct_nat_renew(void)
-{
-	struct flow_args *args = flow_scratch_get();
-
-	if (!args)
-		return;
-	args->new = args->flow;
-	args->new.last_seen = now_ticks();
-	flow_insert();
-}
-
 /*
  * Finds the flows of the packet in pkt_scratch, and sets ct_scratch to its translation, and offload_scratch.
  * Returns false if the connection is not known, or not any more.
  */
-__noinline int ct_nat_find(struct __sk_buff *skb)
+__noinline int ct_nat_find(void)
 {
 	struct ct_translation *t = ct_scratch_get();
+	struct flow_args *flows = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
 	struct ct_nat *nat;
 	struct connection c = {};
 
-	if (!t || !p)
+	if (!t || !flows || !p)
 		return false;
 	t->sent = false;
 	offload_init(&c, p, &p->dst, p->dport);
 	offload_find(&c);
 	if (c.offload && c.offload->translated) {
 		t->ct = c.offload->ct;
-		if (!ct_read(skb, true)) {
+		if (!ct_read(true)) {
 			offload_remove(&c);
 			return false;
 		}
@@ -79,14 +68,18 @@ __noinline int ct_nat_find(struct __sk_buff *skb)
 	if (!nat)
 		return false;
 	t->ct = nat->ct;
-	if (!ct_read(skb, false)) {
+	if (!ct_read(false)) {
 		flow_remove();
 		return false;
 	}
 	if (!ct_tuple_equal(&t->in, packet_tuple(p)) || !ct_nat_is_current(nat, t))
 		return false;
-	if (now_ticks() - nat->last_seen >= CT_NAT_RENEW)
-		ct_nat_renew();
+	/* The stack sees no more TCP packets. */
+	if (now_ticks() - nat->last_seen >= CT_NAT_RENEW) {
+		flows->new = flows->flow;
+		flows->new.last_seen = now_ticks();
+		flow_insert();
+	}
 	bypass_init_ct(&c, t);
 	offload_find(&c);
 	return c.offload && c.offload->translated && c.offload->ct == t->ct;
@@ -200,7 +193,7 @@ static __always_inline bool ct_nat_end_expected(struct __sk_buff *skb, const str
 {
 	__u32 acked = ct_next_seq(skb, c);
 
-	return (p->tcp_fin || p->tcp_rst) && tuple_end_expected(skb, acked, acked);
+	return (p->tcp_fin || p->tcp_rst) && tuple_end_expected(acked, acked);
 }
 
 /* Removes the connection's FLOW_CT_NAT. */
@@ -266,7 +259,7 @@ __noinline int ct_nat_redirect(struct __sk_buff *skb)
 /* Forwards p, whose connection the host's rules translate, past the stack. VERDICT_NEXT: by the stack. */
 static __always_inline int ct_nat_forward(struct __sk_buff *skb, const struct packet *p)
 {
-	if (!p->l3 || p->decided.remapped || skb->pkt_type != PACKET_HOST || !ct_nat_find(skb))
+	if (!p->l3 || p->decided.remapped || skb->pkt_type != PACKET_HOST || !ct_nat_find())
 		return VERDICT_NEXT;
 	if (policy_checks() & POLICY_CHECK_ANY && !ct_nat_is_admitted(skb))
 		return VERDICT_DROP;
@@ -350,7 +343,7 @@ static __noinline bool ct_nat_receives(struct __sk_buff *skb, struct packet *p)
 	    !port_may_be_marked(PORT_TRANSLATED, p->protocol, p->dport))
 		return false;
 	p->decided.fast_path = FAST_PATH_ESTABLISHED;
-	p->decided.ct_nat = bypass_knows_translated(skb);
+	p->decided.ct_nat = bypass_knows_translated();
 	return true;
 }
 

@@ -178,7 +178,7 @@ int to_container(struct __sk_buff *skb)
 		else
 			ct_nat_delivered(skb, p, tag, 0);
 		/* A packet of the host needs a host flow, even if its tag matches by chance. */
-		if (!port_may_be_ours(p, p->sport) || (unchanged && bypass_knows_tuple(skb)) ||
+		if (!port_may_be_ours(p, p->sport) || (unchanged && bypass_knows_tuple()) ||
 		    endpoint_lookup(&p->src))
 			return VERDICT_NEXT;
 		return host_flow_sent(skb);
@@ -193,7 +193,7 @@ int to_container(struct __sk_buff *skb)
 		ct_nat_delivered(skb, p, tag, 0);
 	else if (to && !from)
 		ct_nat_learn(skb);
-	if (from || (unchanged && bypass_knows_tuple(skb)))
+	if (from || (unchanged && bypass_knows_tuple()))
 		return VERDICT_NEXT;
 	return host_flow_sent(skb);
 }
@@ -286,12 +286,14 @@ int from_uplink_l3(struct __sk_buff *skb)
  */
 static __noinline int uplink_repeat(struct __sk_buff *skb, struct packet *p, __u64 owner)
 {
-	struct fwd_entry *entry = packet_opens(p) ? NULL : fwd_cache_recent_source(skb, p);
 	struct flow_args *args = flow_scratch_get();
+	struct fwd_entry *entry;
 
-	if (!entry || !args)
+	if (!args || packet_opens(p) || !fwd_cacheable(p))
 		return NOT_HANDLED;
-	if (!fwd_track_sent(args, p, entry, owner))
+	entry = fwd_cache_lookup_sent(skb, p);
+	if (!entry || !entry->nat || !fwd_entry_is_current(entry) ||
+	    !fwd_track_sent(args, p, entry, owner))
 		return NOT_HANDLED;
 	if (p->decided.bypass) /* its entry is stored again */
 		p->decided.flow_kind = args->key.kind;
@@ -394,17 +396,6 @@ static __always_inline int uplink_sent(struct __sk_buff *skb, struct packet *p, 
 	return VERDICT_NEXT;
 }
 
-/*
- * Reports whether a program of ours has given skb its tag: it is the host's, or the device that has received it has our ingress hook,
- * which takes away the tags that others set. veth keeps them.
- */
-__noinline int uplink_trusts(struct __sk_buff *skb)
-{
-	__u32 ingress = skb->ingress_ifindex;
-
-	return !ingress || device_lookup(ingress) || is_uplink(ingress);
-}
-
 /* Uplink, egress: to the outside. */
 static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 {
@@ -414,7 +405,8 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	__u32 tag = tag_take(skb);
 	int parsed, verdict;
 
-	if (!p || (tag == TAG_TRANSLATED && uplink_trusts(skb)))
+	/* Our ingress hooks take away the tags that others set. veth keeps them. */
+	if (!p || (tag == TAG_TRANSLATED && is_guarded(skb->ingress_ifindex)))
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
 	if (parsed == PARSED && is_ct_update(skb, p, tag))

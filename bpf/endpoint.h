@@ -48,3 +48,11 @@ static __always_inline bool is_bridge(__u32 ifindex)
 
 	return uplink && uplink->bridge;
 }
+
+/*
+ * Reports whether what the device has received has passed a program of ours; 0: the host itself has sent it.
+ */
+static __always_inline bool is_guarded(__u32 ifindex)
+{
+	return !ifindex || device_lookup(ifindex) || is_uplink(ifindex);
+}

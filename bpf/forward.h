@@ -32,7 +32,7 @@ static __noinline void flow_track_received(struct __sk_buff *skb, struct packet 
 	if (p->tcp_rst || p->tcp_fin) {
 		packet_translate(p, snat ? &flow->nat_addr : &key->local,
 				 snat ? flow->nat_port : key->local_port);
-		p->decided.end_expected = tuple_end_expected(skb, flow->ack, flow->remote_end);
+		p->decided.end_expected = tuple_end_expected(flow->ack, flow->remote_end);
 	}
 	flow_track(FROM_REMOTE);
 }
@@ -54,7 +54,7 @@ static __always_inline bool forward_is_admitted(struct __sk_buff *skb, struct pa
 	admitted = policy_receives_outside(skb, to->ifindex);
 	p->decided.judged_later &= !admitted;
 	if (p->decided.judged_later)
-		p->decided.ct_nat = bypass_knows_translated(skb);
+		p->decided.ct_nat = bypass_knows_translated();
 	return admitted || p->decided.judged_later;
 }
 
@@ -122,7 +122,7 @@ static __noinline int forward_snat(struct __sk_buff *skb, struct packet *p, cons
 
 	if (node_is_tunnel_port(p) && !addr_equal(addr, &p->src)) {
 		from = endpoint_lookup(&p->src);
-		return drop_for(skb, from ? from->owner : OWNER_HOST, REASON_TUNNEL);
+		return from ? drop_for(skb, from->owner, REASON_TUNNEL) : drop(skb, REASON_TUNNEL);
 	}
 	packet_translate(p, addr, port);
 	if (p->decided.bypass)

@@ -79,14 +79,13 @@ static __always_inline void fwd_entry_to_stack(struct fwd_entry *entry, const st
 static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct packet *p, __u32 id,
 					    __u32 budget)
 {
-	struct fwd_entry *entry = p->decided.first ? NULL : fwd_cache_find(p);
 	bool opens = p->tcp_syn || p->tcp_synack;
+	struct fwd_entry *entry;
 	__u8 flags = 0;
 
 	if (p->decided.first)
 		return false;
-	if (opens)
-		entry = NULL;
+	entry = opens ? NULL : fwd_cache_find(p);
 	asm volatile("" : "+r"(entry)); /* or Linux 5.10 does not follow the comparison */
 	if (entry) {
 		if (fwd_entry_bypasses(entry)) /* it has before */
@@ -173,15 +172,4 @@ static __noinline void fwd_cache_record_source(struct __sk_buff *skb, struct pac
 
 	if (entry && !fwd_entry_bypasses(entry))
 		fwd_entry_set_source(entry, p);
-}
-
-/*
- * Returns the entry with the new source of the last packet of p's connection, or NULL. It is
- * only a hint: the flow may be gone or belong to another connection.
- */
-static __noinline struct fwd_entry *fwd_cache_recent_source(struct __sk_buff *skb, struct packet *p)
-{
-	struct fwd_entry *entry = fwd_cacheable(p) ? fwd_cache_lookup_sent(skb, p) : NULL;
-
-	return entry && entry->nat && fwd_entry_is_current(entry) ? entry : NULL;
 }

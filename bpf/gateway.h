@@ -42,11 +42,8 @@ static __always_inline bool gateway_may_forward(struct __sk_buff *skb, const str
 static __noinline int gateway_to_endpoint(struct __sk_buff *skb, const struct packet *p,
 					  const struct endpoint *to)
 {
-	__u8 macs[2 * ETH_ALEN];
-
 	/* mac and host_mac: destination and source, as in a frame. */
-	__builtin_memcpy(macs, to->mac, sizeof(macs));
-	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+	if (bpf_skb_store_bytes(skb, 0, to->mac, 2 * ETH_ALEN, 0))
 		return drop(skb, REASON_REWRITE);
 	skb->tc_index = TAG_TRANSLATED | tag_judged(p);
 	return bpf_redirect(to->ifindex, 0);

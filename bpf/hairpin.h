@@ -92,7 +92,7 @@ static __noinline int hairpin_to_endpoint(struct __sk_buff *skb, struct packet *
 	masq_init(args, &args->tuple, &endpoint->gateway, port->owner, hairpin_via(p));
 	client = device_lookup(skb->ifindex);
 	args->flow.payer = client ? client->owner : port->owner;
-	if (!masq_find(skb)) {
+	if (!masq_find()) {
 		if (p->tcp_synack || is_host_connection(skb, p))
 			return VERDICT_NEXT;
 		if (p->icmp_error)
@@ -191,7 +191,7 @@ static __always_inline int hairpin_from_container(struct __sk_buff *skb, struct 
 		return drop_for(skb, port->owner, REASON_SRC_RANGE);
 	if (p->decided.pending) {
 		packet_translate(p, &port->target_addr, port->target_port);
-		policy_track_host_port(skb);
+		policy_track_host_port();
 	}
 	return hairpin_to_endpoint(skb, p, port);
 }

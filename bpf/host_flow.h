@@ -147,14 +147,13 @@ __noinline int host_flow_sent(struct __sk_buff *skb)
 {
 	struct flow_args *args = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
-	bool own_socket, taken;
+	bool taken;
 	struct flow *flow;
 
 	if (!args || !p || !port_may_be_ours(p, p->sport) || addr_is_link_scoped(&p->dst, p->ipv6))
 		return VERDICT_NEXT;
 	if (host_flow_rst_is_spurious(skb, p))
 		return drop(skb, REASON_NO_FLOW);
-	own_socket = is_from_own_socket(skb, p);
 	flow = host_flow_lookup(p);
 	if (!flow && packet_ingress(skb, p) && !fib_is_local_addr(skb, &p->src, p->ipv6))
 		return VERDICT_NEXT; /* a packet of another host, which the stack forwards */
@@ -176,7 +175,7 @@ __noinline int host_flow_sent(struct __sk_buff *skb)
 		return host_flow_move(skb, p, flow->nat_port);
 	if (taken || host_flow_yields_to_host_port(p))
 		return host_flow_move(skb, p, 0);
-	if (!own_socket)
+	if (!is_from_own_socket(skb, p))
 		return host_flow_create(skb, p);
 	if (host_flow_lookup(p))
 		flow_remove();

@@ -58,17 +58,6 @@ static __always_inline __u32 masq_idle_time(const struct masq_args *args, const 
 	}
 }
 
-/* Returns a copy of the flow with the key in args, or NULL. */
-static __always_inline struct flow *masq_lookup(const struct masq_args *args)
-{
-	struct flow_args *flows = flow_scratch_get();
-
-	if (!flows)
-		return NULL;
-	flows->key = args->key;
-	return flow_lookup(flows);
-}
-
 /*
  * Returns the number of candidates that the flow can have. A protocol without ports, and SCTP, have
  * one: one container at a time can use it with a remote, or a port of SCTP.
@@ -85,14 +74,13 @@ static __always_inline __u32 masq_candidates(const struct masq_args *args, const
  * Finds the flow of the packet in pkt_scratch. It searches all candidates that the flow may have,
  * because earlier ones may have become free.
  */
-__noinline int masq_find(struct __sk_buff *skb)
+__noinline int masq_find(void)
 {
 	struct masq_args *args = masq_scratch_get();
 	struct flow_args *flows = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
 	__u32 candidates;
 
-	USE_ARGUMENT(skb);
 	if (!args || !flows || !p)
 		return false;
 	candidates = masq_candidates(args, p);
@@ -179,7 +167,8 @@ __noinline int masq_insert(struct __sk_buff *skb, __u32 reuse)
 		return MASQ_TAKEN;
 	key = &args->key;
 	flow = &args->flow;
-	other = masq_lookup(args);
+	flows->key = *key;
+	other = flow_lookup(flows);
 	if (other && !flow_is_same(other, flow) && !flow_expired(other) &&
 	    flow_owner_is_alive(key, other)) {
 		if (!masq_has_ended(other, flow))
@@ -196,7 +185,7 @@ __noinline int masq_insert(struct __sk_buff *skb, __u32 reuse)
 	 * The bucket is full, or another CPU was faster, with a packet of the same flow or of another
 	 * one.
 	 */
-	other = masq_lookup(args);
+	other = flow_lookup(flows);
 	return other && flow_is_same(other, flow) ? MASQ_ALLOCATED : MASQ_TAKEN;
 }
 
@@ -252,15 +241,17 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
 {
 	struct masq_args *args = masq_scratch_get();
+	struct flow_args *flows = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
 	struct flow *flow;
 
-	if (!args || !p)
+	if (!args || !flows || !p)
 		return false;
 	if (!port)
-		return masq_find(skb);
+		return masq_find();
 	args->key.local_port = port;
-	flow = masq_lookup(args);
+	flows->key = args->key;
+	flow = flow_lookup(flows);
 	if (flow && flow_is_same(flow, &args->flow)) {
 		flow_track(FROM_CONTAINER);
 		return true;
@@ -353,7 +344,7 @@ __noinline int masq_find_former(struct __sk_buff *skb)
 		args->key.local = sources->addr[i];
 		if (addr_is_any(&args->key.local, true))
 			break;
-		if (!addr_equal(&args->key.local, &present) && masq_find(skb) &&
+		if (!addr_equal(&args->key.local, &present) && masq_find() &&
 		    fib_is_local_addr(skb, &args->key.local, args->ipv6))
 			return true;
 	}

@@ -39,7 +39,7 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 		return drop_for(skb, owner, REASON_NO_SOURCE);
 	masq_init(args, packet_tuple(p), &source, owner, 0);
 	args->flow.uplink = skb->ifindex;
-	if (masq_find(skb) || masq_find_former(skb))
+	if (masq_find() || masq_find_former(skb))
 		return masq_forward(skb, p, &args->key);
 	if (flow_track_direct_reply(owner))
 		return NOT_HANDLED;
@@ -62,7 +62,8 @@ static __noinline int masq_endpoint(struct __sk_buff *skb, struct packet *p,
 static __always_inline int masq_unparsed(struct __sk_buff *skb, const struct packet *p,
 					 const struct endpoint *endpoint, int parsed)
 {
-	if (node_receives(p) || masq_skips(endpoint, p))
+	if (node_is_tunnel(p->ifindex) || (node_any() && node_lookup(&p->dst)) ||
+	    masq_skips(endpoint, p))
 		return VERDICT_NEXT;
 	if (parsed == PARSED_FRAGMENT)
 		return frag_queue_add(skb, p) ? end_uncounted()

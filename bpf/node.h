@@ -45,16 +45,6 @@ static __always_inline bool node_is_tunnel(__u32 ifindex)
 	return cluster && cluster->tunnel == ifindex;
 }
 
-/* Reports whether p, which this host sends, is for a container of another node. */
-static __noinline bool node_receives(const struct packet *p)
-{
-	struct cluster *cluster = cluster_get();
-
-	if (!cluster)
-		return false;
-	return cluster->tunnel == p->ifindex || (cluster->nodes && node_lookup(&p->dst));
-}
-
 /* Reports whether p is UDP to the port of the cluster's VXLAN. */
 static __noinline bool node_is_tunnel_port(const struct packet *p)
 {

@@ -85,20 +85,15 @@ struct tcp_fields {
 #define TCP_FIN		0x00010000
 #define TCP_RST		0x00040000
 
-static __always_inline long tcp_rewrite_field(struct __sk_buff *skb, const struct packet *p,
-					      __u32 offset, __be32 from, __be32 to)
-{
-	return bpf_l4_csum_replace(skb, p->l4 + offsetof(struct tcphdr, check), from, to, 4)
-		       ?: bpf_skb_store_bytes(skb, p->l4 + offset, &to, 4, 0);
-}
-
 static __noinline long tcp_rewrite_fields(struct __sk_buff *skb, const struct packet *p,
 					  const struct tcp_fields *from,
 					  const struct tcp_fields *to)
 {
-	return tcp_rewrite_field(skb, p, 4, from->seq, to->seq)
-		       ?: tcp_rewrite_field(skb, p, 8, from->ack, to->ack)
-		       ?: tcp_rewrite_field(skb, p, 12, from->flags, to->flags);
+	__s64 diff = bpf_csum_diff((__be32 *)from, sizeof(*from), (__be32 *)to, sizeof(*to), 0);
+
+	return bpf_l4_csum_replace(skb, p->l4 + offsetof(struct tcphdr, check), 0, diff, 0)
+		       ?: bpf_skb_store_bytes(skb, p->l4 + offsetof(struct tcphdr, seq), to,
+					      sizeof(*to), 0);
 }
 
 /*
@@ -137,14 +132,10 @@ static __always_inline void offload_track_close(const struct packet *p, struct c
 	struct offload *offload = c->offload;
 
 	if (p->tcp_fin) {
-		if (c->side)
-			offload->fin_seq[1] = packet_seq_end(p);
-		else
-			offload->fin_seq[0] = packet_seq_end(p);
+		offload->fin_seq[c->side & 1] = packet_seq_end(p);
 		offload->state |= OFFLOAD_FIN << c->side;
 	}
-	if (offload->state & OFFLOAD_FIN << !c->side &&
-	    p->ack == (c->side ? offload->fin_seq[0] : offload->fin_seq[1]))
+	if (offload->state & OFFLOAD_FIN << !c->side && p->ack == offload->fin_seq[!(c->side & 1)])
 		offload->state |= OFFLOAD_FIN_ACK << !c->side;
 	if ((offload->state & OFFLOAD_FIN_ACK_BOTH) == OFFLOAD_FIN_ACK_BOTH)
 		offload_remove(c);

@@ -30,20 +30,17 @@ static __always_inline void policy_track_pending(const struct policy_args *args,
 	__u32 key = tag % ROUTED_TUPLES;
 	struct routed *entry = bpf_map_lookup_elem(&routed, &key);
 	struct flow_args *flow = flow_scratch_get();
+	const struct fwd_key *tuple = packet_tuple(p);
 
 	if (!flow)
 		return;
-	flow_sent_key(&flow->key, packet_tuple(p), FLOW_POLICY);
-	if (p->decided.pending) {
+	if (p->decided.pending)
 		p->decided.pending = PENDING_NOT;
-	} else if (policy_has_sent(args, entry, p, tag)) {
-		flow->key.remote = entry->tuple.dst;
-		flow->key.local = entry->tuple.src;
-		flow->key.remote_port = entry->tuple.dport;
-		flow->key.local_port = entry->tuple.sport;
-	} else if (!tag_is_of(tag, p->id)) {
+	else if (policy_has_sent(args, entry, p, tag))
+		tuple = &entry->tuple;
+	else if (!tag_is_of(tag, p->id))
 		return;
-	}
+	flow_sent_key(&flow->key, tuple, FLOW_POLICY);
 	flow_lookup(flow);
 	policy_track(FROM_CONTAINER, args->owner);
 }
@@ -52,13 +49,12 @@ static __always_inline void policy_track_pending(const struct policy_args *args,
  * The same for the packet in pkt_scratch, which is sent to a host port, whose container is its new
  * destination: to_container does not get the tag.
  */
-__noinline int policy_track_host_port(struct __sk_buff *skb)
+__noinline int policy_track_host_port(void)
 {
 	struct policy_args *args = policy_scratch_get();
 	struct flow_args *flow = flow_scratch_get();
 	struct packet *p = pkt_scratch_get();
 
-	USE_ARGUMENT(skb);
 	if (!args || !flow || !p || !policy_set_peer(args, &p->decided.new_addr) ||
 	    !policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->decided.new_port))
 		return 0; /* to_container drops p, unless the container is its own peer */
@@ -195,7 +191,7 @@ static __noinline bool policy_leaves(struct __sk_buff *skb, struct packet *p,
 				     __u32 tag)
 {
 	struct policy_args *args = policy_scratch_get();
-	bool pending = p->decided.pending || (tag & TAG_TUPLE && tag & TAG_PENDING);
+	bool pending = p->decided.pending || tag & TAG_PENDING;
 	bool parsed = p->decided.parsed, admitted;
 
 	/* Loaded in any case: what is cached now depends on it. */
@@ -243,16 +239,15 @@ __noinline int policy_leaves_unseen(struct __sk_buff *skb, __u32 tag)
 	if (!p)
 		return true;
 	p->decided.changed = !tag_bypasses(tag) && !tag_is_of(tag, p->id);
-	if (packet_ingress(skb, p) != INGRESS_UNKNOWN &&
-	    (!ingress || device_lookup(ingress) || is_uplink(ingress)))
+	if (packet_ingress(skb, p) != INGRESS_UNKNOWN && is_guarded(ingress))
 		return true;
 	endpoint = endpoint_lookup(&p->src);
-	if (tag & TAG_TUPLE && tag & TAG_PENDING) {
+	if (tag & TAG_PENDING) {
 		entry = bpf_map_lookup_elem(&routed, &key);
 		if (entry && tag_is_of(tag, entry->id))
 			sender = device_lookup(entry->tuple.ifindex);
 		if (!sender || (endpoint && endpoint->container != sender->container)) {
-			drop_for(skb, OWNER_HOST, REASON_POLICY_EGRESS);
+			drop(skb, REASON_POLICY_EGRESS);
 			return false;
 		}
 	} else {

@@ -34,11 +34,7 @@ static __always_inline long icmp_patch_inner_checksum(struct __sk_buff *skb, con
 	if (!from && p->protocol == IPPROTO_UDP)
 		return 0;
 	sum = (__u16)~from + (__u64)diff;
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	to = ~sum;
+	to = csum_fold((sum & 0xffffffff) + (sum >> 32));
 	if (!to && p->protocol == IPPROTO_UDP)
 		to = 0xffff;
 	return icmp_patch(skb, p, offset, from, to, sizeof(to));

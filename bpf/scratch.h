@@ -29,6 +29,3 @@
                                                                                                    \
 		return bpf_map_lookup_elem(&name, &zero);                                          \
 	}
-
-/* Keeps the compiler from removing a global function's argument, which the verifier requires. */
-#define USE_ARGUMENT(x) asm volatile("" : : "r"(x))

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "addr.h"
-#include "packet.h"
+#include "flow_state.h"
 
 enum host_socket {
 	SOCKET_NONE,
@@ -66,13 +66,8 @@ static __noinline enum host_socket socket_lookup(struct __sk_buff *skb, const st
 /* Reports whether p is a reply to a connection that the host itself has opened. */
 static __always_inline bool is_host_connection(struct __sk_buff *skb, const struct packet *p)
 {
-	struct flow_key key = {
-		.remote = p->src,
-		.local = p->dst,
-		.remote_port = p->sport,
-		.local_port = p->dport,
-		.protocol = p->protocol,
-	};
+	struct flow_key key;
 
+	flow_received_key(&key, packet_tuple(p), FLOW_SNAT);
 	return socket_lookup(skb, &key, p->ipv6) == SOCKET_CONNECTED;
 }

@@ -137,12 +137,11 @@ static __always_inline bool tuple_reply_is_delivered(const struct fwd_key *tuple
  * hints may have later ones. The container's next packet is decided in full, so that the
  * reply is tracked.
  */
-__noinline int tuple_end_expected(struct __sk_buff *skb, __u32 ack, __u32 seq_end)
+__noinline int tuple_end_expected(__u32 ack, __u32 seq_end)
 {
 	struct packet *p = pkt_scratch_get();
 	__u32 reply, hint;
 
-	USE_ARGUMENT(skb);
 	if (!p)
 		return false;
 	reply = id_of(&p->decided.new_addr, p->decided.new_port, &p->src, p->sport, p->protocol,
