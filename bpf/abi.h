@@ -5,8 +5,7 @@
  *
  * bpf2go generates the Go types from the BTF of these structs. Padding is
  * explicit and zero, because keys are compared as bytes. Ports are in host byte
- * order, so `bpftool map dump` prints them the way people write them; addresses
- * are bytes in network order.
+ * order, so `bpftool map dump` prints them the way people write them.
  *
  * Fixed from here on, so that any version can clean up after any other:
  *  - the names of the maps and of the programs;

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Policies: who may open connections to a container (ingress), and to whom a container may open them
- * (egress). Rules judge a packet where it enters the receiver or leaves the host, after all translation.
- * A container is known by its device, so neither a forged source nor the host's masquerading changes who
- * it is. Behind another plugin's bridge, only the source address is known.
- *
- * What does not pass such a hook is judged in from_container: packets to the host itself, and to devices
- * without our programs.
+ * (egress). README.md says where rules judge a packet. A container is known by its device, so neither a
+ * forged source nor the host's masquerading changes who it is.
  */
 #pragma once
 
