@@ -52,6 +52,27 @@ func TestIngressPolicyNeighbors(t *testing.T) {
 	}
 }
 
+// TestUnknownSenderCountsForHost drops a packet of an unknown container: no entry in drops, because no DEL would remove it.
+func TestUnknownSenderCountsForHost(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	h := newHost(t)
+	eachScene(t, []proto{tcp, udp}, func(t *testing.T, s scene) {
+		p := s.packet("remote:80 > pod:4000", false)
+		if err := errors.Join(h.reset(), h.putPolicy(isolated, nil)); err != nil {
+			t.Fatal(err)
+		}
+		const loopback = 1 // has no ingress program
+		h.ingress, h.tag = loopback, s.tag(p)|tagPending
+		defer func() { h.ingress, h.tag = 0, 0 }()
+		verdict, _, err := h.runInside(bpf.ProgToContainer, p.MustBuild())
+		drops, errDrops := contents[bpf.DropKey, bpf.DropCount](h.programs.Maps[bpf.MapDrops])
+		testenv.NoError(t, errors.Join(err, errDrops, checkVerdict(verdict, verdictDrop), h.checkCounters("egress policy", len(p.MustBuild()))))
+		if len(drops) > 0 {
+			t.Errorf("drops has %v, want none", drops)
+		}
+	})
+}
+
 // TestIngressPolicyOlderConnections admits replies to connections that the pod has opened before it got its policy. The
 // first one moves the entry to flow_table, if that has a place.
 func TestIngressPolicyOlderConnections(t *testing.T) {
