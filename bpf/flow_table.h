@@ -9,6 +9,10 @@
  * places, eight at once 91 to 94 %: then of 200 connections others open all to the outside, and the outside 171 to a host port,
  * which cannot choose its bucket.
  *
+ * A flow has the tuple of the packets that it translates: FLOW_SNAT of replies, for which packets from the container probe its
+ * candidate ports (masq.h); FLOW_DNAT of the container's replies, which packets to a host port get by the port's entry. Both
+ * directions of FLOW_OFFLOAD and FLOW_PAIR have the same key.
+ *
  * An offloaded connection has two flows: FLOW_OFFLOAD for the stack's side, which knows its own tuple only, and that which
  * translates it for the outside. In one, all flows would take 40 bytes more for what only long connections need, and
  * from_container would have to look for the port of masquerading before it knows whether the connection is offloaded.
