@@ -18,7 +18,7 @@ func newRepair() *cobra.Command {
 		Use:   "repair",
 		Short: "reattach programs, and follow changes of the host",
 		Long: `Reattaches programs that another tool has detached, and follows changes of
-uplinks, policy rules and forwarding.`,
+uplinks, policy rules, IPsec policies and forwarding.`,
 		Example: "  ebpfnetctl repair\n  ebpfnetctl repair --hook    # from a hook of udev or a network manager",
 		Args:    noWords,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return repair(cmd, flags, dataDir, hook) },

@@ -50,7 +50,7 @@ func (o *Host) returnForIPsec(ctx context.Context) (repaired []string, err error
 	if err != nil || number == 0 {
 		return nil, err
 	}
-	repaired = []string{fmt.Sprintf("way of TCP connections (%d): through the stack, which has IPsec policies", number)}
+	repaired = []string{fmt.Sprintf("%d TCP connections, which pass the stack's IPsec policies again", number)}
 	return repaired, maps.With(ctx, o.datapath, (*maps.Store).VoidOffloads)
 }
 

@@ -344,7 +344,7 @@ func TestFastPathAutoIPsecBesideFirewall(t *testing.T) {
 				client := connect(t, p.client, "tcp", netip.AddrPort{}, p.dial)
 				defer client.Close()
 				n.eventuallyForwards(t, f, client, p.server, false)
-				if out := n.ctl(t, "repair"); !strings.Contains(out, "through the stack, which has IPsec policies") {
+				if out := n.ctl(t, "repair"); !strings.Contains(out, "TCP connections, which pass the stack's IPsec policies again") {
 					t.Errorf("repair does not return the connection to the stack: %s", out)
 				}
 				if count := n.forwardsOf(t, f, client, p.server); count == 0 {
