@@ -468,6 +468,18 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	return offload_is_open(c.offload);
 }
 
+/*
+ * Returns the tag of p, which the stack has delivered: the last hook records the delivery, too, if another CPU has recorded one of
+ * the same side since p's ingress hook. So the offload begins with all that conntrack has seen.
+ */
+static __always_inline __u32 bypass_delivered_tag(const struct packet *p, __u32 tag)
+{
+	bool begun =
+		p->protocol == IPPROTO_TCP && tag_is_of(tag, p->id) && tuple_hint_exists(p->id);
+
+	return begun ? tag | TAG_OBSERVE : tag;
+}
+
 /* Reports whether the stack has not changed p: tag_is_of, without chance matches if the delivery is recorded. */
 static __always_inline bool bypass_is_unchanged(struct __sk_buff *skb, const struct packet *p,
 						__u32 tag)

@@ -171,6 +171,7 @@ int to_container(struct __sk_buff *skb)
 		return VERDICT_NEXT;
 	if (!ingress)
 		return host_flow_sent(skb);
+	tag = bypass_delivered_tag(p, tag);
 	unchanged = bypass_is_unchanged(skb, p, tag);
 	if (tag & TAG_TUPLE && !(tag & (TAG_OBSERVE | TAG_PENDING))) {
 		if (unchanged)

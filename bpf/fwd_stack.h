@@ -13,13 +13,14 @@
 #define FWD_NEW_JIFFIES (config.cache_jiffies / 12)
 
 /*
- * Reports whether the connection is so new that no CPU can have offloaded it: that leaves a hint.
+ * Reports whether the connection is so new that no CPU can have offloaded it: that leaves a hint, under the tuple that the last hook sees.
  */
 static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry, const struct packet *p)
 {
 	return entry->flags & FWD_NEW && entry->budget &&
 	       (__u32)bpf_jiffies64() - entry->updated < FWD_NEW_JIFFIES &&
-	       (p->protocol != IPPROTO_TCP || !tuple_hint_exists(p));
+	       (p->protocol != IPPROTO_TCP ||
+		!tuple_hint_exists(entry->action == FWD_FLOW ? entry->flow.id : p->id));
 }
 
 /* Has the entry leave packets like p, whose tuple has the id, to the stack, if nothing but the plugin's maps can change that. */

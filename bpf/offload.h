@@ -98,10 +98,10 @@ static __noinline long tcp_rewrite_fields(struct __sk_buff *skb, const struct pa
 
 /*
  * Sends the stack a copy of p that conntrack takes for a retransmission of the last data that it
- * has seen. Its window is never that of the last one: equal packets shorten the timeout.
+ * has seen, before seq. Its window is never that of the last one: equal packets shorten the timeout.
  */
 static __noinline long ct_update_send(struct __sk_buff *skb, const struct packet *p,
-				      const struct connection *c)
+				      const struct connection *c, __u32 seq)
 {
 	__u32 len = p->len + p->l3 - p->l4 - sizeof(struct tcphdr), flags = CT_UPDATE_FLAGS;
 	struct offload *offload = c->offload;
@@ -115,7 +115,7 @@ static __noinline long ct_update_send(struct __sk_buff *skb, const struct packet
 		flags |= TCP_RST, len = 0;
 	else if (p->tcp_fin)
 		flags |= TCP_FIN;
-	update.seq = bpf_htonl(ct_next_seq(skb, c) - len);
+	update.seq = bpf_htonl(seq - len);
 	update.flags = bpf_htonl(flags | offload->ct_window);
 	err = tcp_rewrite_fields(skb, p, &own, &update);
 	if (!err) {
@@ -179,19 +179,21 @@ static __always_inline bool ct_update_is_due(const struct packet *p, const struc
 
 /*
  * Records that p's side bypasses the stack: conntrack has its data up to p, even if the delivery was not recorded.
+ * Reports whether p is the first to: its update tells conntrack so, in case that it is not, because another CPU has done the same.
  */
-static __always_inline void ct_record_bypass(struct __sk_buff *skb, const struct packet *p,
+static __always_inline bool ct_record_bypass(struct __sk_buff *skb, const struct packet *p,
 					     const struct connection *c)
 {
 	bool by_remote = skb->ifindex == c->offload->uplink;
-	__u32 side = c->side & 1;
+	__u32 side = c->side & 1, *end = &c->offload->ct_ack[side ^ 1];
 
-	if (!c->offload->slow[side])
-		return;
-	seq_advance(&c->offload->ct_ack[side ^ 1], p->seq);
+	if (!c->offload->slow[side] || (__s32)(p->seq - *end) < 0) /* a retransmission */
+		return false;
+	*end = p->seq;
 	c->offload->slow[side] = false;
 	/* So that no other CPU takes the connection for new. */
 	tuple_hint_write(p->id, by_remote ? packet_seq_end(p) : p->ack);
+	return true;
 }
 
 /*
@@ -212,17 +214,17 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet
 					    struct connection *c)
 {
 	struct offload *offload = c->offload;
-	bool due, end = p->tcp_fin || p->tcp_rst;
+	bool due, first, end = p->tcp_fin || p->tcp_rst;
 	__u32 now;
 
 	if (!offload || p->protocol != IPPROTO_TCP)
 		return 0;
 	now = now_ticks();
-	ct_record_bypass(skb, p, c);
-	due = end ? offload_end_counts(skb, p, c) : ct_update_is_due(p, c, now);
+	first = ct_record_bypass(skb, p, c);
+	due = end ? offload_end_counts(skb, p, c) : ct_update_is_due(p, c, now) || first;
 	if (due) {
 		offload->ct_seen = now;
-		if (ct_update_send(skb, p, c))
+		if (ct_update_send(skb, p, c, first ? p->seq : ct_next_seq(skb, c)))
 			return -EINVAL;
 	}
 	p->decided.uncached |= ct_may_await_ack(c, now);

@@ -85,12 +85,12 @@ static __always_inline void tuple_hint_clear(const struct packet *p)
 		*word = 0;
 }
 
-/* Reports whether there is a hint of p's tuple: for TCP, the connection has bypassed the stack. */
-static __always_inline bool tuple_hint_exists(const struct packet *p)
+/* Reports whether there is a hint of the tuple with the id: for TCP, the connection may have bypassed the stack. */
+static __always_inline bool tuple_hint_exists(__u32 id)
 {
-	volatile __u64 *word = tuple_hint_lookup(p->id);
+	volatile __u64 *word = tuple_hint_lookup(id);
 
-	return word && (*word | HINT_UNTAKEN) >> 32 == p->id;
+	return word && (*word | HINT_UNTAKEN) >> 32 == id;
 }
 
 /* The id of the hint of a delivered packet whose tuple has the id. */
