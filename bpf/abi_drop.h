@@ -40,7 +40,8 @@ enum reason {
 	REASON_OWN_SOURCE = 23,	   /* from outside, with the address of a container of this host */
 	REASON_POLICY_EGRESS = 24, /* the sender's rules do not admit the receiver */
 	REASON_POLICY_AUDIT = 25,  /* not dropped: rules in audit mode do not admit it */
-	REASON_MAX = 26,
+	REASON_NO_OFFLOAD = 26,	   /* not dropped: no place in flow_table for the fast path */
+	REASON_MAX = 27,
 };
 
 struct drop_key {

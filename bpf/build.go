@@ -9,4 +9,4 @@ const Revision = 1
 // Build identifies the embedded programs: the first 64 bits of the SHA-256 of
 // datapath_bpfel.o. `make generate` writes it, because an ADD would need 7 % longer
 // to compute it.
-const Build uint64 = 0x0eeab1c180d7dc32
+const Build uint64 = 0x331ea006f0e2a146

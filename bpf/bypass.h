@@ -464,7 +464,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 		offload_begin(p, &c, from);
 		bypass_hint_delivery(p, &c, from);
 	}
-	offload_save(&c);
+	offload_save(skb, &c);
 	return offload_is_open(c.offload);
 }
 

@@ -267,7 +267,8 @@ static __always_inline int ct_nat_forward(struct __sk_buff *skb, const struct pa
 }
 
 /* Creates the FLOW_CT_NAT of the connection in ct_scratch, or renews its time. Without one, the stack translates. */
-static __noinline void ct_nat_record(const struct ct_translation *t, const struct endpoint *payer)
+static __noinline void ct_nat_record(struct __sk_buff *skb, const struct ct_translation *t,
+				     const struct endpoint *payer)
 {
 	struct flow_args *args = flow_scratch_get();
 	struct ct_nat *nat = ct_nat_lookup(t->reply ? &t->out : &t->in), *new;
@@ -285,7 +286,7 @@ static __noinline void ct_nat_record(const struct ct_translation *t, const struc
 	new->last_seen = now_ticks();
 	new->created = new->last_seen;
 	new->ct = t->ct;
-	flow_insert();
+	offload_insert(skb, args);
 }
 
 /* Ends the offload of the tuple's former connection, if the stack has delivered a SYN+ACK that opens a new one. */
@@ -327,7 +328,7 @@ __noinline int ct_nat_observe(struct __sk_buff *skb, __u32 tag)
 	p->decided.ct_nat = true;
 	open = bypass_observe(skb, p, from, to);
 	if (open > 0)
-		ct_nat_record(t, payer);
+		ct_nat_record(skb, t, payer);
 	else if (!open)
 		ct_nat_remove(t);
 	return 0;

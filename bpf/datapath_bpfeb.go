@@ -554,7 +554,8 @@ const (
 	DatapathReasonREASON_OWN_SOURCE     DatapathReason = 23
 	DatapathReasonREASON_POLICY_EGRESS  DatapathReason = 24
 	DatapathReasonREASON_POLICY_AUDIT   DatapathReason = 25
-	DatapathReasonREASON_MAX            DatapathReason = 26
+	DatapathReasonREASON_NO_OFFLOAD     DatapathReason = 26
+	DatapathReasonREASON_MAX            DatapathReason = 27
 )
 
 type DatapathRouted struct {

@@ -428,8 +428,8 @@ static __always_inline bool flow_place_is_unchanged(const struct flow_bucket *bu
 
 /*
  * Writes the new flow in flow_scratch under the key for which flow_access has looked, in place of
- * the flow that it has found. Returns false if another CPU has changed the place meanwhile, or if no
- * place is left.
+ * the flow that it has found. Returns false if another CPU has changed the place meanwhile, or, with the
+ * way FLOW_WAYS, if no place is left.
  */
 __noinline int flow_insert(void)
 {
@@ -450,8 +450,10 @@ __noinline int flow_insert(void)
 	args->now = now_ticks();
 	args->replaced = args->id;
 	args->version = flow_version(&args->flow);
-	if (args->way >= FLOW_WAYS && !flow_choose_place(args, bucket))
+	if (args->way >= FLOW_WAYS && !flow_choose_place(args, bucket)) {
+		args->way = FLOW_WAYS;
 		return false;
+	}
 	entry = flow_entry_at(args, args->way);
 	if (!entry)
 		return false;

@@ -174,6 +174,7 @@ const (
 	ReasonNode          = DatapathReasonREASON_NODE
 	ReasonNoEndpoint    = DatapathReasonREASON_NO_ENDPOINT
 	ReasonOwnSource     = DatapathReasonREASON_OWN_SOURCE
+	ReasonNoOffload     = DatapathReasonREASON_NO_OFFLOAD
 	ReasonMax           = DatapathReasonREASON_MAX
 )
 

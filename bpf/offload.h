@@ -234,7 +234,7 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet
 		offload_remove(c);
 	else if (p->tcp_rst && due) /* forged, perhaps, and ignored by the container */
 		offload->state |= OFFLOAD_FIN_BOTH | OFFLOAD_FIN_ACK;
-	offload_save(c);
+	offload_save(skb, c);
 	return 0;
 }
 

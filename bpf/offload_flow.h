@@ -8,6 +8,7 @@
 #include "flow_table.h"
 #include "packet.h"
 #include "scratch.h"
+#include "verdict.h"
 
 #define OFFLOAD_DELIVERED_BOTH (OFFLOAD_DELIVERED | OFFLOAD_DELIVERED << 1)
 #define OFFLOAD_FIN_BOTH       (OFFLOAD_FIN | OFFLOAD_FIN << 1)
@@ -163,8 +164,18 @@ __noinline int offload_update(void)
 	return same;
 }
 
+/*
+ * Writes the new flow in args, without which the connection goes by the stack. If no place is left, counts the packet;
+ * the connection's next one tries again.
+ */
+static __always_inline void offload_insert(struct __sk_buff *skb, const struct flow_args *args)
+{
+	if (!flow_insert() && args->way >= FLOW_WAYS)
+		drop_for(skb, args->new.owner, REASON_NO_OFFLOAD);
+}
+
 /* Writes the copy back, if it has changed. */
-static __always_inline void offload_save(const struct connection *c)
+static __always_inline void offload_save(struct __sk_buff *skb, const struct connection *c)
 {
 	struct offload_copy *copy = offload_scratch_get();
 	struct flow_args *args = flow_scratch_get();
@@ -177,7 +188,7 @@ static __always_inline void offload_save(const struct connection *c)
 	if (offload_update())
 		return;
 	args->new = *(struct flow *)&copy->now;
-	flow_insert();
+	offload_insert(skb, args);
 }
 
 /* Removes the connection's flow. */

@@ -48,6 +48,7 @@ var reasons = [bpf.ReasonMax]struct{ name, text string }{
 	bpf.ReasonNode:          {"node", "not from the node that has its source, or for no container here"},
 	bpf.ReasonNoEndpoint:    {"no-endpoint", "from another node, for an address that no container has"},
 	bpf.ReasonOwnSource:     {"own-source", "from outside, with the address of a container of this host"},
+	bpf.ReasonNoOffload:     {"no-offload", "not dropped: no place for the connection on the fast path (maxFlows)"},
 }
 
 // advice says what to do about drops whose cause is outside of the host.
@@ -58,6 +59,11 @@ var advice = map[Reason]string{
 
 // Advice returns what to do about drops for the reason, or "".
 func (r Reason) Advice() string { return advice[r] }
+
+// IsDrop reports whether the packets that are counted for the reason were dropped.
+func (r Reason) IsDrop() bool {
+	return bpf.Reason(r) != bpf.ReasonPolicyAudit && bpf.Reason(r) != bpf.ReasonNoOffload
+}
 
 // String describes the reason.
 func (r Reason) String() string {

@@ -243,7 +243,9 @@ func (c *ContainerTotals) addCounters(peers *rtnl.Peers, device netlink.Link) {
 
 func (c *ContainerTotals) dropped() (packets uint64) {
 	for _, d := range c.Drops {
-		packets += d.Packets
+		if d.Reason.IsDrop() {
+			packets += d.Packets
+		}
 	}
 	return packets
 }

@@ -276,6 +276,7 @@ var reasons = map[string]bpf.Reason{
 	"node":          bpf.ReasonNode,
 	"no endpoint":   bpf.ReasonNoEndpoint,
 	"own source":    bpf.ReasonOwnSource,
+	"no offload":    bpf.ReasonNoOffload,
 }
 
 // dropped returns the counters of a reason in drop_totals, of all CPUs.

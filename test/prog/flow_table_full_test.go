@@ -133,23 +133,49 @@ func TestFlowTableFullForHostPort(t *testing.T) {
 	}
 }
 
-// TestFlowTableFullForOffload has the stack deliver a connection whose bucket is full: it stays with the stack, and ends
-// no other.
+// TestFlowTableFullForOffload has the stack deliver a connection whose bucket is full: it stays with the stack, which is
+// counted for its client, and ends no other.
 func TestFlowTableFullForOffload(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	h := withCacheHost(t, newHostWithOneBucket(t))
-	for used, verdict := range map[int]uint32{flowWays - 4: verdictRedirect, flowWays - 3: verdictNext} {
-		t.Run(fmt.Sprint(used, " places used"), func(t *testing.T) {
+	for _, tc := range []struct {
+		used, assured int
+		verdict       uint32
+	}{
+		{flowWays - 4, flowWays - 4, verdictRedirect},
+		{flowWays - 3, flowWays - 3, verdictNext},
+		{flowWays - 2, flowWays - 3, verdictNext},
+	} {
+		t.Run(fmt.Sprintf("%d places used, %d assured", tc.used, tc.assured), func(t *testing.T) {
 			h.eachScene(t, withPorts, func(s scene) error {
 				var flows []flow
-				for i := range used {
-					flows = append(flows, snat(fmt.Sprintf("remote:%d", 100+i), "node:2000", "pod2:5000").established().streaming())
+				for i := range tc.used {
+					f := snat(fmt.Sprintf("remote:%d", 100+i), "node:2000", "pod2:5000")
+					if i < tc.assured {
+						f = f.established().streaming()
+					}
+					flows = append(flows, f)
 				}
-				err := errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, nil, flows))
+				drops := h.programs.Maps[bpf.MapDrops]
+				err := errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, nil, flows), empty[bpf.DropKey, bpf.DropCount](drops))
+				var stayed uint64
 				for range 2 * offloadAt {
-					err = errors.Join(err, h.sendBothWays(s))
+					sent, errForth := h.deliver(s, "pod", "pod2", forth)
+					replied, errBack := h.deliver(s, "pod2", "pod", back)
+					for _, got := range []outcome{sent, replied} {
+						if tc.verdict == verdictNext && got.observed() {
+							stayed++
+						}
+					}
+					err = errors.Join(err, errForth, errBack)
 				}
-				return errors.Join(err, h.bothWays(s, verdict), h.checkFlows(s, flows))
+				all, errDrops := contents[bpf.DropKey, bpf.DropCount](drops)
+				total, errTotal := h.dropped(bpf.ReasonNoOffload)
+				count := all[bpf.DropKey{Owner: owners["pod"], Reason: bpf.ReasonNoOffload}]
+				if count != total || count.Packets != stayed || stayed > 0 != (tc.verdict == verdictNext) {
+					err = errors.Join(err, fmt.Errorf("counted: got %+v and in total %+v, want %d packets", count, total, stayed))
+				}
+				return errors.Join(err, errDrops, errTotal, h.bothWays(s, tc.verdict), h.checkFlows(s, flows))
 			})
 		})
 	}

@@ -8,7 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/ebpfnet/ebpfnet/bpf"
+	"github.com/ebpfnet/ebpfnet/loader"
+	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -122,6 +126,80 @@ func TestServicesKeepTheirFlows(t *testing.T) {
 			t.Errorf("times of the connection's flow: got %v after %v, want one that is an hour later", renewed, aged)
 		}
 	})
+}
+
+// A connection to a service that finds a place for its offload, and none for its translation, stays with the stack, and counts for
+// its client. With a place, it is offloaded.
+func TestServicesWithoutPlace(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newNetworkWith(t, withKeys(smallestTable))
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
+	counted := func() uint64 { return n.dropsOf(t, a)[maps.Reason(bpf.ReasonNoOffload)] }
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		n.service(t, f, f.Pod(web))
+		serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
+		client := connect(t, a.Namespace, protocol, netip.AddrPort{}, at(serviceAddrs[f.Name], 80))
+		n.eventuallyOffloads(t, f, client, web.Namespace)
+		before := counted()
+		testenv.Must(t, client.Reset())
+		empty := n.fillTable(t, client.Local().Port())
+		n.newGeneration(t)
+		client = connect(t, a.Namespace, protocol, client.Local(), at(serviceAddrs[f.Name], 80))
+		defer client.Close()
+		askOften(t, client, web.Namespace)
+		if n.forwardsOf(t, f, client, web.Namespace) == 0 || counted() == before {
+			t.Errorf("the stack does not forward the connection, or of %d packets without a place none is counted", counted())
+		}
+		empty()
+		n.eventuallyOffloads(t, f, client, web.Namespace)
+	})
+}
+
+// fillTable fills the table with established connections of the host, until the function that it returns is called. There is a place
+// for the offload of the connection with the port, which has had one.
+func (n *network) fillTable(t *testing.T, port uint16) (empty func()) {
+	t.Helper()
+	const id, ways, room = 1, len(bpf.FlowBucket{}.Id), 4
+	established := bpf.FlowEntry{Flow: bpf.Flow{State: bpf.FlowEstablished, LastSeen: 1 << 30}} // a time to come does not expire
+	change := func(ids func(table *ebpf.Map, first uint32, ids *[ways]uint32)) {
+		n.withDatapath(t, func(datapath *loader.Datapath) {
+			for number := range datapath.FlowBuckets.MaxEntries() {
+				var bucket bpf.FlowBucket
+				testenv.Must(t, datapath.FlowBuckets.Lookup(number, &bucket))
+				ids(datapath.FlowTable, number*uint32(ways), &bucket.Id)
+				testenv.Must(t, datapath.FlowBuckets.Put(number, bucket))
+			}
+		})
+	}
+	change(func(table *ebpf.Map, first uint32, ids *[ways]uint32) {
+		used, offload := ways, -1
+		for way := range ids {
+			var entry bpf.FlowEntry
+			testenv.Must(t, table.Lookup(first+uint32(way), &entry))
+			if key := entry.Key; key.Kind == bpf.FlowOffload && (key.RemotePort == port || key.LocalPort == port) {
+				used, offload = ways-room, way
+			}
+		}
+		for way := range ids {
+			switch {
+			case way == offload:
+			case way < used:
+				ids[way] = id
+				testenv.Must(t, table.Put(first+uint32(way), established))
+			default:
+				ids[way] = 0
+			}
+		}
+	})
+	return func() {
+		change(func(_ *ebpf.Map, _ uint32, ids *[ways]uint32) {
+			for way := range ids {
+				if ids[way] == id {
+					ids[way] = 0
+				}
+			}
+		})
+	}
 }
 
 // A rule against forwarding to a backend affects running connections alike, by a service or not: TCP continues, and UDP ends

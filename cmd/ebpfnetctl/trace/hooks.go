@@ -99,13 +99,13 @@ func (w *walker) dropReason(p packet) (string, error) {
 		return "", err
 	}
 	for _, d := range drops {
-		if bpf.Reason(d.Reason) != bpf.ReasonPolicyAudit { // which drops nothing
+		if d.Reason.IsDrop() {
 			why, err := w.refusedBy(d, p)
 			return fmt.Sprintf("%s (%s)%s", d.Reason, w.ownerName(d.Owner), why), err
 		}
 	}
 	for _, t := range totals {
-		if t.Packets > 0 && bpf.Reason(t.Reason) != bpf.ReasonPolicyAudit {
+		if t.Packets > 0 && t.Reason.IsDrop() {
 			return t.Reason.String(), nil
 		}
 	}
