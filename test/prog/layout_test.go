@@ -232,6 +232,9 @@ func TestReasonStrings(t *testing.T) {
 			t.Errorf("reason %d is %q", reason, text)
 		}
 		seen[text] = true
+		if isDrop := maps.Reason(reason).IsDrop(); isDrop == strings.HasPrefix(text, "not dropped: ") {
+			t.Errorf("reason %q is a drop: %v", text, isDrop)
+		}
 	}
 	if got, want := maps.Reason(bpf.ReasonMax).String(), fmt.Sprintf("reason %d", bpf.ReasonMax); got != want {
 		t.Errorf("unknown reason is %q, want %s", got, want)
