@@ -173,6 +173,23 @@ static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, struct packet
 	return bypass_is_allowed(p, c, FAST_PATH_ESTABLISHED, &p->dst, p->dport);
 }
 
+/* Reports whether c is offloaded by the uplink that its packet takes. */
+static __always_inline bool bypass_keeps_uplink(const struct connection *c)
+{
+	return c->offload && c->offload->uplink == c->uplink;
+}
+
+/*
+ * Reports whether the offload of p's connection, if it has one, allows c's uplink. If the host's routes have changed, that is not
+ * the offload's: TCP cannot return to the stack, because conntrack has not seen its sequence numbers.
+ */
+static __always_inline bool bypass_takes_uplink(const struct packet *p, const struct connection *c)
+{
+	return !c->offload || bypass_keeps_uplink(c) ||
+	       (p->protocol == IPPROTO_TCP &&
+		!offload_is_void(p, c, c->uplink, c->offload->ct_seen));
+}
+
 /* Sends the packet to the next hop. to_uplink sees it at once, unless the neighbor's address is unknown. */
 static __always_inline int bypass_send(struct __sk_buff *skb, struct next_hop *next)
 {
@@ -194,8 +211,7 @@ static __always_inline bool bypass_keeps_source(const struct packet *p, const st
 /*
  * From a container to the outside. VERDICT_NEXT: by the stack. to_uplink translates
  * the packet either way, unless it keeps its source. If the next hop's MAC address is unknown, the stack
- * resolves it, and sends an ICMP error if that fails. An established TCP connection
- * cannot return to the stack, because conntrack has not seen its sequence numbers.
+ * resolves it, and sends an ICMP error if that fails; but an established TCP connection cannot return to it.
  */
 static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 				       const struct device *device, const struct endpoint *from)
@@ -221,7 +237,7 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 	c.uplink = t->next.ifindex;
 	if (!bypass_uplink_allows(skb, p, &c, from->fast_path))
 		return VERDICT_NEXT;
-	if (c.offload ? c.offload->uplink != c.uplink : !is_uplink(c.uplink))
+	if ((!bypass_keeps_uplink(&c) && !is_uplink(c.uplink)) || !bypass_takes_uplink(p, &c))
 		return VERDICT_NEXT;
 	unrecorded = !c.offload; /* the end of the connection removes it */
 	if (bypass_prepare(skb, p, &c))
@@ -258,7 +274,8 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 		    bypass_fast_path_outside(p->decided.fast_path, p, device_lookup(to->ifindex)),
 		    addr, port))
 		return VERDICT_NEXT;
-	if (c.offload ? c.offload->uplink != skb->ifindex : !route_ask(skb, ROUTE_REVERSE))
+	if ((!bypass_keeps_uplink(&c) && !route_ask(skb, ROUTE_REVERSE)) ||
+	    !bypass_takes_uplink(p, &c))
 		return VERDICT_NEXT;
 	unrecorded = !c.offload;
 	if (bypass_prepare(skb, p, &c))
@@ -269,21 +286,6 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 					    ? FWD_EVERY_TCP
 					    : 0,
 				    packet_is_translated(p) ? p->decided.flow_kind : 0);
-}
-
-/* Reports whether this CPU has sent or redirected a packet with the tuple in pkt_scratch. */
-__noinline int bypass_knows_tuple(void)
-{
-	struct packet *p = pkt_scratch_get();
-	struct fwd_ways *ways;
-	__u32 id, bucket;
-
-	if (!p)
-		return false;
-	id = p->id;
-	bucket = fwd_bucket_of(id);
-	ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
-	return ways && (ways->to_stack == id || ways->id[0] == id || ways->id[1] == id);
 }
 
 /*
@@ -468,18 +470,6 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 	return offload_is_open(c.offload);
 }
 
-/*
- * Returns the tag of p, which the stack has delivered: the last hook records the delivery, too, if another CPU has recorded one of
- * the same side since p's ingress hook. So the offload begins with all that conntrack has seen.
- */
-static __always_inline __u32 bypass_delivered_tag(const struct packet *p, __u32 tag)
-{
-	bool begun =
-		p->protocol == IPPROTO_TCP && tag_is_of(tag, p->id) && tuple_hint_exists(p->id);
-
-	return begun ? tag | TAG_OBSERVE : tag;
-}
-
 /* Reports whether the stack has not changed p: tag_is_of, without chance matches if the delivery is recorded. */
 static __always_inline bool bypass_is_unchanged(struct __sk_buff *skb, const struct packet *p,
 						__u32 tag)
@@ -494,6 +484,7 @@ static __always_inline bool bypass_is_unchanged(struct __sk_buff *skb, const str
 static __noinline void bypass_forwarded(struct __sk_buff *skb, const struct packet *p, __u32 tag,
 					const struct endpoint *from)
 {
+	tag = offload_tag_delivered(p, tag);
 	if (!bypass_is_unchanged(skb, p, tag))
 		return;
 	if (tag & TAG_OBSERVE)

@@ -171,7 +171,7 @@ int to_container(struct __sk_buff *skb)
 		return VERDICT_NEXT;
 	if (!ingress)
 		return host_flow_sent(skb);
-	tag = bypass_delivered_tag(p, tag);
+	tag = offload_tag_delivered(p, tag);
 	unchanged = bypass_is_unchanged(skb, p, tag);
 	if (tag & TAG_TUPLE && !(tag & (TAG_OBSERVE | TAG_PENDING))) {
 		if (unchanged)
@@ -179,7 +179,7 @@ int to_container(struct __sk_buff *skb)
 		else
 			ct_nat_delivered(skb, p, tag, 0);
 		/* A packet of the host needs a host flow, even if its tag matches by chance. */
-		if (!port_may_be_ours(p, p->sport) || (unchanged && bypass_knows_tuple()) ||
+		if (!port_may_be_ours(p, p->sport) || (unchanged && fwd_knows_tuple()) ||
 		    endpoint_lookup(&p->src))
 			return VERDICT_NEXT;
 		return host_flow_sent(skb);
@@ -194,7 +194,7 @@ int to_container(struct __sk_buff *skb)
 		ct_nat_delivered(skb, p, tag, 0);
 	else if (to && !from)
 		ct_nat_learn(skb);
-	if (from || (unchanged && bypass_knows_tuple()))
+	if (from || (unchanged && fwd_knows_tuple()))
 		return VERDICT_NEXT;
 	return host_flow_sent(skb);
 }

@@ -174,3 +174,18 @@ static __noinline void fwd_cache_record_source(struct __sk_buff *skb, struct pac
 	if (entry && !fwd_entry_bypasses(entry))
 		fwd_entry_set_source(entry, p);
 }
+
+/* Reports whether this CPU has sent or redirected a packet with the tuple in pkt_scratch. */
+__noinline int fwd_knows_tuple(void)
+{
+	struct packet *p = pkt_scratch_get();
+	struct fwd_ways *ways;
+	__u32 id, bucket;
+
+	if (!p)
+		return false;
+	id = p->id;
+	bucket = fwd_bucket_of(id);
+	ways = bpf_map_lookup_elem(&fwd_ways, &bucket);
+	return ways && (ways->to_stack == id || ways->id[0] == id || ways->id[1] == id);
+}

@@ -32,6 +32,18 @@ static __always_inline bool offload_is_possible(const struct packet *p)
 	return p->fast_eligible && is_tcp_or_udp(p->protocol);
 }
 
+/*
+ * Returns the tag of p, which the stack has delivered: the last hook records the delivery, too, if another CPU has recorded one of
+ * the same side since p's ingress hook. So the offload begins with all that conntrack has seen.
+ */
+static __always_inline __u32 offload_tag_delivered(const struct packet *p, __u32 tag)
+{
+	bool begun =
+		p->protocol == IPPROTO_TCP && tag_is_of(tag, p->id) && tuple_hint_exists(p->id);
+
+	return begun ? tag | TAG_OBSERVE : tag;
+}
+
 #define CT_UPDATE_RESERVED 0x0e /* in byte 12 of the TCP header: 0 in other packets */
 
 /* Reports whether p is a conntrack update, which ends at the last hook: only ct_update_send sets reserved bits. */
@@ -54,13 +66,20 @@ static __always_inline bool seq_advance(__u32 *seq, __u32 to)
 	return true;
 }
 
+/* Reports whether the packet, at an ingress hook, comes from the outside. */
+static __always_inline bool offload_by_remote(const struct __sk_buff *skb,
+					      const struct connection *c)
+{
+	return skb->ifindex == c->uplink;
+}
+
 /* The sequence number that conntrack expects of a packet's sender next, as the container says. */
 static __always_inline __u32 ct_next_seq(const struct __sk_buff *skb, const struct connection *c)
 {
 	__u32 side = c->side & 1;
 
-	return skb->ifindex == c->offload->uplink ? c->offload->ct_acked[side]
-						  : c->offload->ct_ack[side ^ 1];
+	return offload_by_remote(skb, c) ? c->offload->ct_acked[side]
+					 : c->offload->ct_ack[side ^ 1];
 }
 
 /*
@@ -160,7 +179,7 @@ static __always_inline bool offload_allows(const struct packet *p, const struct 
 static __always_inline bool offload_end_counts(struct __sk_buff *skb, const struct packet *p,
 					       const struct connection *c)
 {
-	return skb->ifindex != c->offload->uplink || p->decided.end_expected ||
+	return !offload_by_remote(skb, c) || p->decided.end_expected ||
 	       p->seq == ct_next_seq(skb, c);
 }
 
@@ -184,7 +203,6 @@ static __always_inline bool ct_update_is_due(const struct packet *p, const struc
 static __always_inline bool ct_record_bypass(struct __sk_buff *skb, const struct packet *p,
 					     const struct connection *c)
 {
-	bool by_remote = skb->ifindex == c->offload->uplink;
 	__u32 side = c->side & 1, *end = &c->offload->ct_ack[side ^ 1];
 
 	if (!c->offload->slow[side] || (__s32)(p->seq - *end) < 0) /* a retransmission */
@@ -192,18 +210,18 @@ static __always_inline bool ct_record_bypass(struct __sk_buff *skb, const struct
 	*end = p->seq;
 	c->offload->slow[side] = false;
 	/* So that no other CPU takes the connection for new. */
-	tuple_hint_write(p->id, by_remote ? packet_seq_end(p) : p->ack);
+	tuple_hint_write(p->id, offload_by_remote(skb, c) ? packet_seq_end(p) : p->ack);
 	return true;
 }
 
 /*
- * Reports whether conntrack may still await an ACK of the other side's data. Meanwhile packets are decided in full, for at most a
+ * Reports whether conntrack may still await data or an ACK. Meanwhile packets are decided in full, for at most a
  * second: a remote's may be forged.
  */
-static __always_inline bool ct_may_await_ack(const struct connection *c, __u32 now)
+static __always_inline bool ct_may_await(const struct connection *c, __u32 now)
 {
 	return now - c->offload->ct_seen <= 1 &&
-	       (ct_awaits_ack(c) || c->offload->slow[!(c->side & 1)]);
+	       (ct_awaits_ack(c) || c->offload->slow[0] || c->offload->slow[1]);
 }
 
 /*
@@ -227,10 +245,10 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet
 		if (ct_update_send(skb, p, c, first ? p->seq : ct_next_seq(skb, c)))
 			return -EINVAL;
 	}
-	p->decided.uncached |= ct_may_await_ack(c, now);
+	p->decided.uncached |= ct_may_await(c, now);
 	if (p->tcp_fin || offload->state & OFFLOAD_FIN_BOTH)
 		offload_track_close(p, c);
-	if (p->tcp_rst && skb->ifindex != offload->uplink)
+	if (p->tcp_rst && !offload_by_remote(skb, c))
 		offload_remove(c);
 	else if (p->tcp_rst && due) /* forged, perhaps, and ignored by the container */
 		offload->state |= OFFLOAD_FIN_BOTH | OFFLOAD_FIN_ACK;
@@ -247,9 +265,11 @@ static __always_inline void offload_track_open(const struct packet *p, struct co
 		offload_remove(c);
 }
 
+/* Reports whether c has a flow: an open TCP connection keeps it if its packets come by another uplink. */
 static __always_inline bool offload_matches(const struct connection *c)
 {
-	return c->offload && c->offload->payer == c->owners && c->offload->uplink == c->uplink;
+	return c->offload && c->offload->payer == c->owners &&
+	       (c->offload->uplink == c->uplink || c->offload->flow_state == FLOW_ESTABLISHED);
 }
 
 /*

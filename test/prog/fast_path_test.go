@@ -22,6 +22,7 @@ type offload struct {
 	outside bool          // one side is behind the uplink
 	ctSeen  time.Duration // since conntrack last saw the connection
 	ct      uint64        // the host's rules translate it: the address of conntrack's entry
+	slow    uint32        // the end of side 1's data in conntrack, which has just passed the stack
 }
 
 const (
@@ -35,6 +36,7 @@ var (
 	podToPod     = offload{between: "pod2:80 > pod:4000", states: both, owners: owners["pod"] ^ owners["pod2"]}
 	podToOutside = offload{between: "remote:80 > pod:4000", states: both, owners: owners["pod"], outside: true}
 	outsideToPod = offload{between: "pod:80 > remote:5000", states: both, owners: owners["pod"], outside: true}
+	fromRefused  = offload{between: "pod:80 > refused:5000", states: both, owners: owners["pod"], outside: true}
 )
 
 func (o offload) state(states bpf.OffloadState) offload { o.states = states; return o }
@@ -53,7 +55,7 @@ func (h *host) offload(s scene, o offload) error {
 	}
 	value := bpf.Offload{
 		Translated: uint8(min(o.ct, 1)), Ct: o.ct, Owner: owners["pod"], Payer: o.owners, CtSeen: ticks(o.ctSeen), State: o.states, FinSeq: [2]uint32{1000, 2000},
-		FlowState: bpf.FlowEstablished,
+		FlowState: bpf.FlowEstablished, CtAck: [2]uint32{o.slow}, Slow: [2]uint8{1: uint8(min(o.slow, 1))},
 	}
 	if s.proto == udp {
 		value.FlowState = bpf.FlowUDPStream
@@ -239,7 +241,9 @@ func podToOutsideRows() []fastPathRow {
 	return []fastPathRow{
 		{name: "outside: both sides delivered by the stack", known: podToOutside, in: request, out: request},
 		{name: "outside: unknown to the stack", in: request},
-		{name: "outside: by another uplink", known: podToOutside.byAnotherUplink(), in: request},
+		{name: "outside: UDP by another uplink", on: []proto{udp}, known: podToOutside.byAnotherUplink(), in: request},
+		{name: "outside: TCP by another uplink", on: []proto{tcp}, known: podToOutside.byAnotherUplink(), in: request, out: request},
+		{name: "outside: RST by another uplink", on: []proto{tcp}, known: podToOutside.byAnotherUplink(), in: request, flags: testenv.RST, out: request, ends: true},
 		{name: "outside: a reply", known: outsideToPod, in: "pod:80 > remote:5000", out: "pod:80 > remote:5000"},
 		{name: "outside: always", path: always, in: request, out: request},
 		{name: "outside: always, but the next hop's MAC is unknown", on: []proto{udp}, path: always, in: "pod:4000 > onlink:80"},
@@ -257,7 +261,10 @@ func outsideToPodRows() []fastPathRow {
 		{name: "to a host port", known: outsideToPod, ports: ports, flows: []flow{dnat("remote:5000", "pod:80", "node:8080").with(replied)}, in: "remote:5000 > node:8080", out: "remote:5000 > pod:80"},
 		{name: "to a pod's own address", known: outsideToPod, in: "remote:5000 > pod:80", out: "remote:5000 > pod:80"},
 		{name: "to a pod, unknown to the stack", in: "remote:5000 > pod:80"},
-		{name: "to a pod, by another uplink", known: outsideToPod.byAnotherUplink(), in: "remote:5000 > pod:80"},
+		{name: "to a pod, UDP by another uplink", on: []proto{udp}, known: outsideToPod.byAnotherUplink(), in: "remote:5000 > pod:80"},
+		{name: "to a pod, TCP by another uplink", on: []proto{tcp}, known: outsideToPod.byAnotherUplink(), in: "remote:5000 > pod:80", out: "remote:5000 > pod:80"},
+		{name: "to a pod, RST by another uplink", on: []proto{tcp}, known: outsideToPod.byAnotherUplink(), in: "remote:5000 > pod:80", flags: testenv.RST, out: "remote:5000 > pod:80"},
+		{name: "to a pod, by an uplink that does not lead to the remote", known: fromRefused.byAnotherUplink(), in: "refused:5000 > pod:80"},
 		{name: "to a pod, too long for the receiver", known: outsideToPod, in: "remote:5000 > pod:80", edit: func(p *testenv.Packet) { p.Payload = strings.Repeat("x", podMTU) }},
 		{name: "always, a reply", path: always, flows: masqueraded, in: "remote:80 > node:20000", out: "remote:80 > pod:4000"},
 		{name: "always, to a pod with the host's source", path: always, in: "node:5000 > pod:80"},

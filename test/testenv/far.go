@@ -30,11 +30,11 @@ func (t *Topology) AddFar(tb TB, mtu int) {
 
 func (t *Topology) addFar(mtu int) error {
 	toRouter := uplink{
-		nodeDevice: FarName, outside: t.Router,
+		nodeDevice: FarName, peerDevice: UplinkName, outside: t.Router,
 		node: []netip.Addr{RouterAddr4.Prev(), RouterAddr6.Prev()}, peer: []netip.Addr{RouterAddr4, RouterAddr6},
 	}
 	toFar := uplink{
-		nodeDevice: FarName, outside: t.Far,
+		nodeDevice: FarName, peerDevice: UplinkName, outside: t.Far,
 		node: []netip.Addr{FarAddr4.Prev(), FarAddr6.Prev()}, peer: []netip.Addr{FarAddr4, FarAddr6},
 	}
 	if err := (&Topology{Node: t.Outside}).connect(toRouter); err != nil {

@@ -48,9 +48,9 @@ type Topology struct {
 
 // uplink is one link from the node to an outside host.
 type uplink struct {
-	nodeDevice string
-	outside    *Namespace
-	node, peer []netip.Addr
+	nodeDevice, peerDevice string
+	outside                *Namespace
+	node, peer             []netip.Addr
 }
 
 // NewTopology builds a topology and waits until its links work.
@@ -75,6 +75,16 @@ func (t *Topology) AddSecondUplink(tb TB) {
 	t.SecondOutside = New(tb, "outside2")
 	if err := t.connect(t.secondUplink()); err != nil {
 		tb.Fatalf("build second uplink: %v", err)
+	}
+}
+
+// AddSecondLink connects the node's second uplink to the host outside that has the first. All routes stay on the first.
+func (t *Topology) AddSecondLink(tb TB) {
+	tb.Helper()
+	up := t.secondUplink()
+	up.outside, up.peerDevice = t.Outside, SecondUplinkName
+	if err := t.connect(up); err != nil {
+		tb.Fatalf("build second link: %v", err)
 	}
 }
 
@@ -112,7 +122,7 @@ func (t *Topology) RouteTo(tb TB, prefix netip.Prefix) {
 
 func (t *Topology) firstUplink() uplink {
 	return uplink{
-		nodeDevice: UplinkName, outside: t.Outside,
+		nodeDevice: UplinkName, peerDevice: UplinkName, outside: t.Outside,
 		node: []netip.Addr{NodeAddr4, NodeAddr6},
 		peer: []netip.Addr{OutsideAddr4, OutsideAddr6},
 	}
@@ -120,7 +130,7 @@ func (t *Topology) firstUplink() uplink {
 
 func (t *Topology) secondUplink() uplink {
 	return uplink{
-		nodeDevice: SecondUplinkName, outside: t.SecondOutside,
+		nodeDevice: SecondUplinkName, peerDevice: UplinkName, outside: t.SecondOutside,
 		node: []netip.Addr{SecondNodeAddr4, SecondNodeAddr6},
 		peer: []netip.Addr{SecondOutsideAddr4, SecondOutsideAddr6},
 	}
@@ -130,7 +140,7 @@ func (t *Topology) secondUplink() uplink {
 func (t *Topology) connect(up uplink) error {
 	veth := &netlink.Veth{
 		LinkAttrs:     netlink.LinkAttrs{Name: up.nodeDevice, TxQLen: -1},
-		PeerName:      UplinkName,
+		PeerName:      up.peerDevice,
 		PeerNamespace: netlink.NsFd(int(up.outside.fd)),
 	}
 	if err := t.Node.rtnl.LinkAdd(veth); err != nil {
@@ -139,13 +149,13 @@ func (t *Topology) connect(up uplink) error {
 	if err := t.Node.configure(up.nodeDevice, up.node); err != nil {
 		return err
 	}
-	if err := up.outside.configure(UplinkName, up.peer); err != nil {
+	if err := up.outside.configure(up.peerDevice, up.peer); err != nil {
 		return err
 	}
 	if err := t.Node.WaitUp(up.nodeDevice); err != nil {
 		return err
 	}
-	return up.outside.WaitUp(UplinkName)
+	return up.outside.WaitUp(up.peerDevice)
 }
 
 // configure sets the addresses of a device and sets it up, without duplicate address detection on this
