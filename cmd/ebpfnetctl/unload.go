@@ -66,7 +66,11 @@ func unload(cmd *cobra.Command, yes bool, dataDir string) error {
 	defer op.Close()
 
 	if yes {
-		if err := op.Unload(ctx); err != nil {
+		warning, err := op.Unload(ctx)
+		if warning != nil {
+			output.Printf(cmd.OutOrStdout(), "warning: %v\n", warning)
+		}
+		if err != nil {
 			return err
 		}
 		output.Printf(cmd.OutOrStdout(), "unloaded; the next ADD loads it again\n")

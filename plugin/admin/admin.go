@@ -207,13 +207,14 @@ func (o *Host) Uplinks() ([]netlink.Link, error) {
 }
 
 // Unload detaches all programs and removes all pins. Devices, addresses and routes of containers
-// remain: containers reach each other and the host, but nothing is translated.
-func (o *Host) Unload(ctx context.Context) error {
-	_ = loader.IfLoaded(loader.OpenLoaded, func(datapath *loader.Datapath) error { // of this version's layout
+// remain: containers reach each other and the host, but nothing is translated. Its warning says why connections may end that
+// need no translation.
+func (o *Host) Unload(ctx context.Context) (warning, err error) {
+	warning = loader.IfLoaded(loader.OpenLoaded, func(datapath *loader.Datapath) error { // of this version's layout
 		_, err := returnOffloaded(ctx, datapath, func(maps.Endpoint) bool { return true })
 		return err
 	})
-	return o.datapath.Unload(ctx)
+	return mayEnd(offloadedOnes, warning), o.datapath.Unload(ctx)
 }
 
 // returnOffloaded prepares conntrack for offloaded TCP connections that are about to pass the stack again: else their
@@ -235,11 +236,21 @@ func returnOffloaded(ctx context.Context, datapath *loader.Datapath, of func(map
 			}
 		}
 	}
-	err = errors.Join(errEndpoints, errEntries)
-	if err != nil || number == 0 {
-		return 0, err
+	if err = errors.Join(errEndpoints, errEntries); err == nil && number > 0 {
+		err = rtnl.BeLiberal(ctx, connections)
 	}
-	return number, rtnl.BeLiberal(ctx, connections)
+	return number, err
+}
+
+const offloadedOnes = "where a rule drops ct state invalid and net.netfilter.nf_conntrack_tcp_be_liberal is not 1, " +
+	"TCP connections that bypassed the stack"
+
+// mayEnd says what an error means to some connections.
+func mayEnd(some string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s may end: %w", some, err)
 }
 
 // Connected returns the names of the containers whose devices are on this host, also without a loaded

@@ -47,11 +47,11 @@ func (o *Host) returnForIPsec(ctx context.Context) (repaired []string, err error
 		return nil, err
 	}
 	number, err := returnOffloaded(ctx, o.datapath, func(maps.Endpoint) bool { return true })
-	if err != nil || number == 0 {
+	if err = mayEnd(offloadedOnes, err); number == 0 {
 		return nil, err
 	}
 	repaired = []string{fmt.Sprintf("%d TCP connections, which pass the stack's IPsec policies again", number)}
-	return repaired, maps.With(ctx, o.datapath, (*maps.Store).VoidOffloads)
+	return repaired, errors.Join(err, maps.With(ctx, o.datapath, (*maps.Store).VoidOffloads)) // rather ended than in clear text
 }
 
 // detachedUplinks describes the uplinks that lack programs, which Follow attaches.

@@ -38,7 +38,7 @@ func (o *Host) Set(ctx context.Context, filter maps.Attachment, s record.Setting
 		}
 		isSet, warning, err := o.setDevice(ctx, device, s)
 		if warning != nil {
-			warnings = append(warnings, fmt.Sprintf("%s: connections that the container has opened may end: %v", names.Of(rec.Attachment), warning))
+			warnings = append(warnings, fmt.Sprintf("%s: %v", names.Of(rec.Attachment), warning))
 		}
 		if err != nil {
 			return changed, warnings, err
@@ -119,11 +119,14 @@ func (o *Host) set(ctx context.Context, store *maps.Store, device maps.Device, r
 	if err := o.records.Write(rec); err != nil {
 		return nil, err
 	}
+	var errReturn error
 	shaped := c.Bandwidth.Ingress.Rate != 0
 	if shaped && !device.Shaped {
-		_, _ = returnOffloaded(ctx, o.datapath, func(e maps.Endpoint) bool { return e.Owner == device.Owner })
+		_, errReturn = returnOffloaded(ctx, o.datapath, func(e maps.Endpoint) bool { return e.Owner == device.Owner })
 	}
-	if warning, err = o.setPolicy(store, &device, policy, &c, s); err != nil {
+	warning, err = o.setPolicy(store, &device, policy, &c, s)
+	warning = errors.Join(mayEnd(offloadedOnes, errReturn), mayEnd("connections that the container has opened", warning))
+	if err != nil {
 		return warning, errors.Join(err, o.records.Write(&before))
 	}
 	device.AntiSpoof, device.Shaped = c.AntiSpoof, shaped

@@ -161,7 +161,7 @@ const reloaded = `table inet firewalld { chain forward { type filter hook forwar
 // conntrack follows offloaded connections until they close.
 func TestConntrackFollowsOffloadedConnections(t *testing.T) {
 	n := newEstablishedNetwork(t)
-	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
+	n.nft(t, dropInvalid)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	n.forEachForwardedPath(t, a, web, func(t *testing.T, protocol string, p forwardedPath) {
 		serve(t, p.server, protocol, p.listen)
@@ -198,7 +198,7 @@ func TestConntrackFollowsOffloadedConnections(t *testing.T) {
 // offload, and from each conntrack update, which no receiver sees.
 func TestConntrackKeepsQuietConnections(t *testing.T) {
 	n := newNetworkWith(t, withKeys(smallestTable)) // which is read often
-	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
+	n.nft(t, dropInvalid)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	ends := []*testenv.Namespace{a.Namespace, web.Namespace, n.Outside}
 	for _, end := range ends {
@@ -232,7 +232,7 @@ func TestConntrackKeepsQuietConnections(t *testing.T) {
 // conntrack sees that either end resets an offloaded connection.
 func TestConntrackSeesResets(t *testing.T) {
 	n := newEstablishedNetwork(t)
-	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
+	n.nft(t, dropInvalid)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {
 		for _, p := range n.forwardedPaths(f, a, web) {
@@ -256,52 +256,6 @@ func TestConntrackSeesResets(t *testing.T) {
 			}
 		}
 	})
-}
-
-// Offloaded connections continue when they have to pass the stack again, although conntrack has not seen their data.
-func TestOffloadedConnectionsReturn(t *testing.T) {
-	connectionsReturn(t, func(n *network, f testenv.Family, a, web *testenv.Pod) []path {
-		return []path{n.forwardedPaths(f, a, web)[0].path}
-	})
-}
-
-func connectionsReturn(t *testing.T, paths func(n *network, f testenv.Family, a, web *testenv.Pod) []path) {
-	t.Helper()
-	testenv.Require(t, testenv.Conntrack)
-	for _, command := range [][]string{{"unload", "--yes"}, {"set", "pods/web", "ingressRate=8000000000"}} {
-		t.Run(command[0], func(t *testing.T) {
-			n := newEstablishedNetwork(t)
-			n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
-			a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", nil)
-			var ends [][2]net.Conn
-			for _, f := range testenv.Families {
-				for _, p := range paths(n, f, a, web) {
-					client, server := n.offloadUnseen(t, p)
-					ends = append(ends, [2]net.Conn{client, server}, [2]net.Conn{server, client})
-				}
-			}
-			n.ctl(t, command...)
-			for _, e := range ends {
-				send(t, e[0], e[1], "still there?")
-			}
-		})
-	}
-}
-
-// offloadUnseen opens a connection, and offloads it with data that conntrack does not see.
-func (n *network) offloadUnseen(t *testing.T, p path) (client, server net.Conn) {
-	t.Helper()
-	client, server = connectPair(t, p)
-	usesBeforeQuiet["requests"](t, client, server)
-	unseen := strings.Repeat("x", 16*mebibyte) // exceeds the TCP window
-	send(t, client, server, unseen)
-	send(t, server, client, unseen)
-	opener := plain(client.LocalAddr())
-	out := n.ctl(t, "flows", "--port", fmt.Sprint(opener.Port()), "-o", "json")
-	if !strings.Contains(out, `"path": "offload"`) || !strings.Contains(out, `"source": "`+opener.String()+`"`) {
-		t.Fatalf("the connection is not offloaded, or not opened by %s: %s", opener, out)
-	}
-	return client, server
 }
 
 // updatesReceived counts packets with reserved bits in the TCP header, which only conntrack updates have.

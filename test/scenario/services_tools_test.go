@@ -82,7 +82,7 @@ func (n *network) wantTranslatedByHost(t *testing.T, filter []string, protocol s
 // Offloaded connections to services return to the stack, too, whichever side has the lower port.
 func TestServicesReturn(t *testing.T) {
 	testenv.Require(t, testenv.VisibleHooks)
-	connectionsReturn(t, func(n *network, f testenv.Family, a, web *testenv.Pod) (paths []path) {
+	connectionsReturn(t, func(n *network, f testenv.Family, a, web *testenv.Pod, _ bool) (paths []path) {
 		rule := strings.NewReplacer("IP", map[string]string{"IPv4": "ip", "IPv6": "ip6"}[f.Name], "SERVICE", serviceAddrs[f.Name].String())
 		n.nft(t, rule.Replace("table IP kube { chain services { type nat hook prerouting priority -100; } }"))
 		for _, port := range []uint16{80, 65000} {
