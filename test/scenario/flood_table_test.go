@@ -28,7 +28,8 @@ type attack struct {
 var (
 	answeredTCP = attack{"answered TCP", "tcp", true}
 	answeredUDP = attack{"answered UDP", "udp", true}
-	attacks     = []attack{{"SYNs", "tcp", false}, {"UDP", "udp", false}, answeredUDP, answeredTCP}
+	betweenThem = attack{"TCP between them", "tcp", true} // which counts against none of them alone
+	attacks     = []attack{{"SYNs", "tcp", false}, {"UDP", "udp", false}, answeredUDP, answeredTCP, betweenThem}
 )
 
 // forAttacks has rules that drop invalid packets, but conntrack does not see the attackers' connections: its table is the
@@ -44,17 +45,19 @@ func TestFloodOfFlowTable(t *testing.T) {
 	n := newNetworkWith(t, withKeys(keys))
 	n.nft(t, forAttacks)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", quietPorts())
-	quiet, whole := n.openQuietPairs(t, a, web), t
+	quiet, whole, attackers := n.openQuietPairs(t, a, web), t, 0
 	n.answerAttackers(t)
 	for _, number := range numbers {
 		t.Run(fmt.Sprint(number, " attackers"), func(t *testing.T) {
-			var pods []*testenv.Pod
-			for i := range number {
-				pods = append(pods, n.newAttacker(t, i))
-			}
 			for _, attack := range attacks {
 				t.Run(attack.name, func(t *testing.T) {
 					wantWhole(t, whole)
+					var pods []*testenv.Pod
+					for i := range number {
+						attackers++ // one with a former one's name would count its flows as its own
+						pods = append(pods, n.newAttacker(t, attackers))
+						defer del(t, pods[i])
+					}
 					for round := range workload(1, 1, 10) { // UDP streams must not expire meanwhile
 						attack.run(t, pods, round)
 						wantQuiet(t, quiet)
@@ -62,28 +65,26 @@ func TestFloodOfFlowTable(t *testing.T) {
 					n.wantRoom(t, attack, pods)
 				})
 			}
-			for _, pod := range pods {
-				del(t, pod)
-			}
 		})
 	}
 }
 
-// newAttacker adds a pod whose stack answers the accomplice with nothing.
+// newAttacker adds a pod whose stack answers neither the accomplice nor other attackers.
 func (n *network) newAttacker(t *testing.T, number int) *testenv.Pod {
 	t.Helper()
 	pod := n.AddPod(t, fmt.Sprint("bad", number), nil)
-	for _, f := range testenv.Families {
-		prefix := netip.PrefixFrom(manyAddr(f, 0), manyAddr(f, 0).BitLen()/2).Masked()
-		_, err := pod.Run(testenv.Context(t), "ip", "route", "add", "blackhole", prefix.String())
-		testenv.Must(t, err)
-	}
+	nft(t, pod.Namespace, `table inet silent { chain input { type filter hook input priority 0; policy accept;
+		th sport 7000 drop; th dport 7000 drop } }`)
 	return pod
 }
 
 // run has the pods open connections at the same time: with -long, a million in ten rounds.
 func (a attack) run(t *testing.T, pods []*testenv.Pod, round int) {
 	t.Helper()
+	if a == betweenThem {
+		offloadBetween(t, pods, round)
+		return
+	}
 	flows := workload(6_000, 6_000, 100_000) / len(pods)
 	if a == answeredUDP {
 		flows = workload(512, 512, 100_000) / len(pods) // so that the table has room for them until they are streams
@@ -96,6 +97,32 @@ func (a attack) run(t *testing.T, pods []*testenv.Pod, round int) {
 	}
 	all.Wait()
 	testenv.Must(t, errors.Join(errs...))
+}
+
+// offloadBetween has each two of the pods open connections to each other, until they are offloaded.
+func offloadBetween(t *testing.T, pods []*testenv.Pod, round int) {
+	t.Helper()
+	const batch, packets = 50, 10 // more of a side than OFFLOAD_AFTER
+	flows := workload(2_000, 2_000, 30_000) / max(1, len(pods)*(len(pods)-1)/2)
+	for i := range pods {
+		for _, other := range pods[:i] {
+			ends := [2]*testenv.Pod{pods[i], other}
+			for first := round * flows; first < (round+1)*flows; first += batch {
+				for side, w := range [2]wire{wireOf(t, ends[0]), wireOf(t, ends[1])} {
+					var sent []testenv.Packet
+					for flow := first; flow < first+batch; flow++ {
+						f := testenv.Families[flow%2]
+						addrs := [2]netip.AddrPort{at(f.Pod(ends[0]), manyPort(flow/2)), at(f.Pod(ends[1]), remotePort)}
+						data := testenv.TCPPacket(addrs[side], addrs[1-side], testenv.ACK, "")
+						open := data
+						open.TCPFlags = [2]uint8{testenv.SYN, testenv.SYN | testenv.ACK}[side]
+						sent = append(append(sent, open), slices.Repeat([]testenv.Packet{data}, packets)...)
+					}
+					w.send(t, sent...)
+				}
+			}
+		}
+	}
 }
 
 // from opens connections of one pod, in batches, so that the table has room for one until it is answered. Those of UDP are
@@ -235,10 +262,17 @@ func (n *network) heldBy(t *testing.T, pods []*testenv.Pod) (held, places int) {
 	t.Helper()
 	n.withDatapath(t, func(datapath *loader.Datapath) {
 		places = datapath.MaxFlows()
+		theirs := map[netip.Addr]bool{}
+		for _, pod := range pods {
+			theirs[pod.Addr4()], theirs[pod.Addr6()] = true, true
+		}
 		for _, e := range must(maps.FlowEntries(datapath)) {
-			if slices.ContainsFunc(pods, func(pod *testenv.Pod) bool {
-				return !e.Expired && (e.NAT.Addr() == pod.Addr4() || e.NAT.Addr() == pod.Addr6())
-			}) {
+			if !e.Expired && theirs[e.NAT.Addr()] {
+				held++
+			}
+		}
+		for _, e := range must(maps.OffloadEntries(datapath)) {
+			if !e.Expired && theirs[e.Sides[0].Addr()] && theirs[e.Sides[1].Addr()] {
 				held++
 			}
 		}
