@@ -183,6 +183,26 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// fastPath auto has bounds of its own, which the table shows by column.
+func TestTargetsOfAuto(t *testing.T) {
+	r := example(0.94)
+	var auto []trafficResult
+	for _, measured := range r.Traffic {
+		if measured.Setup == "ebpfnet" {
+			measured.Setup = autoName
+			auto = append(auto, measured)
+		}
+	}
+	r.Traffic = append(r.Traffic, auto...)
+	r.Setups = append(r.Setups, setupResult{Name: autoName, Variant: autoName, Title: "auto", scale: smallest, Ours: true})
+	r.evaluate()
+	table := r.targetTable().String()
+	const want = "at least 1.00, 0.91 | 0.94 (0.94–0.94) IPv4, 0.94 (0.94–0.94) IPv6: below target | 0.94 (0.94–0.94) IPv4, 0.94 (0.94–0.94) IPv6: met"
+	if !strings.Contains(strings.Join(strings.Fields(table), " "), want) {
+		t.Errorf("no %q in\n%s", want, table)
+	}
+}
+
 func TestWriteResults(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "RESULTS.md")
 	r := example(1)

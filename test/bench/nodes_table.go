@@ -28,7 +28,7 @@ func (c comparison) target() target {
 			if ours.Variant != establishedName {
 				return nil
 			}
-			return worstRatio(r, c.ours, c.against)
+			return worstRatio(r, rows(), c.ours, c.against)
 		},
 	}
 }

@@ -34,7 +34,7 @@ type plan struct {
 var (
 	full = plan{
 		name: "bench", scales: append(allScales(), crowded),
-		uplinked: []string{plainName, bridgeName, ptpName, establishedName, alwaysName, routesName, flannelName, directName, tunnelName},
+		uplinked: []string{plainName, bridgeName, ptpName, establishedName, alwaysName, autoName, routesName, flannelName, directName, tunnelName},
 		rounds:   7, slice: 80 * time.Millisecond, calls: 10, slowCalls: true, withoutNamed: true,
 	}
 	quick = plan{

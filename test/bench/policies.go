@@ -17,7 +17,7 @@ var policySizes = []int{1, 1000, 10000}
 // policyVariants returns a variant of ebpfnet and one of ptp for each size.
 func policyVariants() (all []variant) {
 	for _, n := range policySizes {
-		for _, v := range variantsOf("ebpfnet-auto", establishedName) {
+		for _, v := range variantsOf(autoName, establishedName) {
 			plugins := []plugin{{"policy": map[string]any{"ingress": policyRules("from", n), "egress": policyRules("to", n)}}}
 			for key, value := range v.plugins[0] {
 				plugins[0][key] = value

@@ -13,14 +13,15 @@ func (r *result) report() string {
 	return fmt.Sprintf("# Results of the benchmark\n\n"+
 		"`make bench` writes this file. [README.md](README.md) explains the tables.\n\n"+
 		"ebpfnet with `fastPath` established, as a multiple of the reference plugins (IPv4):\n\n%s\n"+
+		"With `fastPath` auto, the default:\n\n%s\n"+
 		"With `fastPath` always:\n\n%s\n"+
 		"Between nodes, as a multiple of the alternatives (IPv4):\n\n%s\n"+
 		"Beside kube-proxy's tables, and a stateful firewall (IPv4):\n\n%s\n"+
 		"Targets of the project:\n\n%s\n"+
 		"Rates among many containers, host ports, flows and new connections, as a multiple of those with one of each:\n\n"+
 		"%s\n%s\n%s\n",
-		r.referenceTable(establishedName), r.referenceTable(alwaysName), r.comparisonTable(betweenNodes, true), r.comparisonTable(besideRules(), false),
-		r.targetTable(), r.scaleTable(), r.unitTable(), r.conditions())
+		r.referenceTable(establishedName), r.referenceTable(autoName), r.referenceTable(alwaysName),
+		r.comparisonTable(betweenNodes, true), r.comparisonTable(besideRules(), false), r.targetTable(), r.scaleTable(), r.unitTable(), r.conditions())
 }
 
 // referenceTable has a row for each kind of traffic and for ADD and DEL of a setup of ours, and a column for each
@@ -96,7 +97,10 @@ func boundsOf(verdicts []verdict) string {
 	for _, v := range verdicts {
 		bounds = append(bounds, ratio(v.Target))
 	}
-	text := "at least " + strings.Join(slices.Compact(bounds), ", ")
+	if one := slices.Compact(slices.Clone(bounds)); len(one) == 1 {
+		bounds = one
+	}
+	text := "at least " + strings.Join(bounds, ", ")
 	if verdicts[0].AtMost {
 		text = "at most " + ratio(verdicts[0].Target)
 	}

@@ -127,7 +127,7 @@ func ruledName(variant string, rules *ruleset) string {
 
 // serviceVariants returns further variants for connections to services.
 func serviceVariants() []variant {
-	all := withRules(rulesets[:2], variantsOf(neverName, "ebpfnet-auto", routesName, kindnetName, flannelName, directName, tunnelName))
+	all := withRules(rulesets[:2], variantsOf(neverName, autoName, routesName, kindnetName, flannelName, directName, tunnelName))
 	for i := range all {
 		all[i].named = true
 	}

@@ -56,6 +56,7 @@ const (
 
 	establishedName = "ebpfnet-established"
 	alwaysName      = "ebpfnet-always"
+	autoName        = "ebpfnet-auto" // the default, here without rules of the host
 
 	// Between nodes.
 	routesName  = "nodes-routes"
@@ -69,7 +70,7 @@ const (
 )
 
 // judged are the variants that targets are for.
-var judged = []string{establishedName, alwaysName, "ebpfnet"}
+var judged = []string{establishedName, alwaysName, autoName, "ebpfnet"}
 
 var variants = slices.Concat(
 	plainVariants, withRules(rulesets, variantsOf(ptpName, bridgeName, establishedName)), serviceVariants(), policyVariants(),
@@ -87,7 +88,7 @@ var plainVariants = []variant{
 	{name: neverName, title: "ebpfnet, fastPath never", plugins: ebpfnet("never"), ours: true},
 	{name: establishedName, title: "ebpfnet, fastPath established", plugins: ebpfnet("established"), ours: true},
 	{name: alwaysName, title: "ebpfnet, fastPath always", plugins: ebpfnet("always"), ours: true},
-	{name: "ebpfnet-auto", title: "ebpfnet, fastPath auto", plugins: ebpfnet("auto"), ours: true},
+	{name: autoName, title: "ebpfnet, fastPath auto", plugins: ebpfnet("auto"), ours: true},
 	{name: "ebpfnet-netkit", title: "ebpfnet, netkit", plugins: withNetkit("established"), ours: true},
 	{name: "ebpfnet-netkit-always", title: "ebpfnet, netkit, fastPath always", plugins: withNetkit("always"), ours: true},
 	{name: ourBigName, title: "ebpfnet, BIG TCP sizes", plugins: ebpfnet("established"), ours: true, bigTCP: true, streams: true},
