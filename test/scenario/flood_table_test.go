@@ -103,7 +103,7 @@ func (a attack) run(t *testing.T, pods []*testenv.Pod, round int) {
 func offloadBetween(t *testing.T, pods []*testenv.Pod, round int) {
 	t.Helper()
 	const batch, packets = 50, 10 // more of a side than OFFLOAD_AFTER
-	flows := workload(2_000, 2_000, 30_000) / max(1, len(pods)*(len(pods)-1)/2)
+	flows := workload(2_000, 2_000, 20_000) / max(1, len(pods)*(len(pods)-1)/2)
 	for i := range pods {
 		for _, other := range pods[:i] {
 			ends := [2]*testenv.Pod{pods[i], other}
