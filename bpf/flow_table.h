@@ -6,7 +6,7 @@
  * offload leaves FLOW_ROOM - 1 places. Of 16 places, one container gets at most 12, and then others 2, 1, and 1.
  *
  * So containers that flood the table (test/bench/FIGURES.md) take no assured flow from others. One gets three quarters of the
- * places, eight at once 91 to 94 %: then of 200 connections others open all to the outside, and the outside 171 to a host port,
+ * places, eight at once 94 %: then of 200 connections others open all to the outside, and the outside 131 to a host port,
  * which cannot choose its bucket.
  *
  * A flow has the tuple of the packets that it translates: FLOW_SNAT of replies, for which packets from the container probe its
