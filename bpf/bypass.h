@@ -173,23 +173,6 @@ static __noinline bool bypass_uplink_allows(struct __sk_buff *skb, struct packet
 	return bypass_is_allowed(p, c, FAST_PATH_ESTABLISHED, &p->dst, p->dport);
 }
 
-/* Reports whether c is offloaded by the uplink that its packet takes. */
-static __always_inline bool bypass_keeps_uplink(const struct connection *c)
-{
-	return c->offload && c->offload->uplink == c->uplink;
-}
-
-/*
- * Reports whether the offload of p's connection, if it has one, allows c's uplink. If the host's routes have changed, that is not
- * the offload's: TCP cannot return to the stack, because conntrack has not seen its sequence numbers.
- */
-static __always_inline bool bypass_takes_uplink(const struct packet *p, const struct connection *c)
-{
-	return !c->offload || bypass_keeps_uplink(c) ||
-	       (p->protocol == IPPROTO_TCP &&
-		!offload_is_void(p, c, c->uplink, c->offload->ct_seen));
-}
-
 /* Sends the packet to the next hop. to_uplink sees it at once, unless the neighbor's address is unknown. */
 static __always_inline int bypass_send(struct __sk_buff *skb, struct next_hop *next)
 {
@@ -237,8 +220,10 @@ static __noinline int bypass_to_uplink(struct __sk_buff *skb, struct packet *p,
 	c.uplink = t->next.ifindex;
 	if (!bypass_uplink_allows(skb, p, &c, from->fast_path))
 		return VERDICT_NEXT;
-	if ((!bypass_keeps_uplink(&c) && !is_uplink(c.uplink)) || !bypass_takes_uplink(p, &c))
+	if (!is_uplink(c.uplink))
 		return VERDICT_NEXT;
+	if (c.offload && c.offload->uplink != c.uplink)
+		return offload_move(skb, p, &c);
 	unrecorded = !c.offload; /* the end of the connection removes it */
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
@@ -274,9 +259,10 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 		    bypass_fast_path_outside(p->decided.fast_path, p, device_lookup(to->ifindex)),
 		    addr, port))
 		return VERDICT_NEXT;
-	if ((!bypass_keeps_uplink(&c) && !route_ask(skb, ROUTE_REVERSE)) ||
-	    !bypass_takes_uplink(p, &c))
+	if ((!c.offload || c.offload->uplink != c.uplink) && !route_ask(skb, ROUTE_REVERSE))
 		return VERDICT_NEXT;
+	if (c.offload && c.offload->uplink != c.uplink)
+		return offload_move(skb, p, &c);
 	unrecorded = !c.offload;
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);

@@ -158,12 +158,11 @@ static __always_inline bool ct_nat_is_fast(const struct endpoint *from, const st
 }
 
 /*
- * Sets c's uplink to that by which p leaves. p has its tuple as the stack routes it: with the source before translation. Returns
- * false if only the stack knows the way, or masquerades: it ends the connections of another uplink.
+ * Reports whether p may leave by the uplink by which the stack has sent the connection's packets before. p has its tuple
+ * as the stack routes it: with the source before translation.
  */
 static __always_inline bool ct_nat_leaves(struct __sk_buff *skb, struct packet *p,
-					  const struct ct_translation *t, struct connection *c,
-					  struct next_hop *next)
+					  struct connection *c, struct next_hop *next)
 {
 	long result = fib_next_hop(skb, p, skb->ifindex, packet_segment_len(skb, p), next);
 
@@ -172,7 +171,7 @@ static __always_inline bool ct_nat_leaves(struct __sk_buff *skb, struct packet *
 		return false;
 	p->decided.uncached |= result != BPF_FIB_LKUP_RET_SUCCESS;
 	c->uplink = next->ifindex;
-	return c->uplink == c->offload->uplink || t->reply || !ct_changes_src(t);
+	return true;
 }
 
 /* Translates both sides of p. */
@@ -229,9 +228,8 @@ __noinline int ct_nat_redirect(struct __sk_buff *skb)
 	offload_set_ends(&c, from, to, skb->ifindex);
 	p->dst = t->out.dst;
 	p->dport = t->out.dport;
-	allowed = to ? bypass_fits(skb, p, to) : ct_nat_leaves(skb, p, t, &c, &t->next);
-	if (!allowed || (!bypass_keeps_uplink(&c) && !from && !route_ask(skb, ROUTE_REVERSE)) ||
-	    !bypass_takes_uplink(p, &c) || !offload_allows(p, &c)) {
+	allowed = to ? bypass_fits(skb, p, to) : ct_nat_leaves(skb, p, &c, &t->next);
+	if (!allowed || c.offload->uplink != c.uplink || !offload_allows(p, &c)) {
 		packet_set_tuple(p, &t->in);
 		return VERDICT_NEXT;
 	}

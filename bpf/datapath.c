@@ -156,8 +156,10 @@ int to_container(struct __sk_buff *skb)
 	if (!p)
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, ETH_HLEN);
-	if (parsed == PARSED && is_ct_update(skb, p, tag))
+	if (parsed == PARSED && is_ct_update(skb, p, tag)) {
+		offload_moved(skb, skb->ingress_ifindex);
 		return end_uncounted();
+	}
 	p->decided.admitted = judged;
 	p->decided.parsed = parsed == PARSED;
 	ingress = packet_ingress(skb, p);
@@ -410,8 +412,11 @@ static __always_inline int uplink_egress(struct __sk_buff *skb, __u32 l3)
 	if (!p || (tag == TAG_TRANSLATED && is_guarded(skb->ingress_ifindex)))
 		return VERDICT_NEXT;
 	parsed = parse(skb, p, l3);
-	if (parsed == PARSED && is_ct_update(skb, p, tag))
+	if (parsed == PARSED && is_ct_update(skb, p, tag)) {
+		if (l3 && is_guarded(skb->ingress_ifindex))
+			offload_moved(skb, skb->ifindex);
 		return end_uncounted();
+	}
 	p->decided.admitted = judged;
 	p->decided.parsed = parsed == PARSED;
 	p->decided.generation = generation_get();

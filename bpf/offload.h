@@ -8,7 +8,9 @@
 #pragma once
 
 #include "bytes.h"
+#include "endpoint.h"
 #include "offload_flow.h"
+#include "route_cache.h"
 #include "stack_hooks.h"
 #include "tag.h"
 #include "tuple_hint.h"
@@ -238,9 +240,9 @@ static __noinline long offload_track_bypass(struct __sk_buff *skb, struct packet
 	if (!offload || p->protocol != IPPROTO_TCP)
 		return 0;
 	now = now_ticks();
-	first = ct_record_bypass(skb, p, c);
-	due = end ? offload_end_counts(skb, p, c) : ct_update_is_due(p, c, now) || first;
-	if (due) {
+	due = end ? offload_end_counts(skb, p, c) : ct_update_is_due(p, c, now);
+	first = (due || !end) && ct_record_bypass(skb, p, c);
+	if (due || first) {
 		offload->ct_seen = now;
 		if (ct_update_send(skb, p, c, first ? p->seq : ct_next_seq(skb, c)))
 			return -EINVAL;
@@ -265,11 +267,9 @@ static __always_inline void offload_track_open(const struct packet *p, struct co
 		offload_remove(c);
 }
 
-/* Reports whether c has a flow: an open TCP connection keeps it if its packets come by another uplink. */
 static __always_inline bool offload_matches(const struct connection *c)
 {
-	return c->offload && c->offload->payer == c->owners &&
-	       (c->offload->uplink == c->uplink || c->offload->flow_state == FLOW_ESTABLISHED);
+	return c->offload && c->offload->payer == c->owners && c->offload->uplink == c->uplink;
 }
 
 /*
@@ -329,4 +329,40 @@ static __always_inline void offload_begin(const struct packet *p, struct connect
 	offload_touch(p, c, by_container);
 	if (c->offload)
 		offload_deliver(c, c->side);
+}
+
+/*
+ * Handles p, whose connection is offloaded by another uplink than c's: the host's routes have changed. TCP cannot return to the
+ * stack, because conntrack has not seen its sequence numbers. So the stack gets a conntrack update in its place. If rules let that pass,
+ * the last hook moves the offload (offload_moved), and a retransmission of p bypasses the stack.
+ */
+static __always_inline int offload_move(struct __sk_buff *skb, struct packet *p,
+					struct connection *c)
+{
+	if (p->protocol != IPPROTO_TCP || route_has_rules(p->ipv6) ||
+	    offload_is_void(p, c, c->uplink, c->offload->ct_seen))
+		return VERDICT_NEXT;
+	p->tcp_fin = false;
+	p->tcp_rst = false;
+	if (ct_update_send(skb, p, c, ct_next_seq(skb, c)))
+		return drop(skb, REASON_REWRITE);
+	offload_save(skb, c);
+	return end_uncounted();
+}
+
+/* Moves the offload of the conntrack update in pkt_scratch, which the stack has let pass, to the uplink. */
+__noinline int offload_moved(struct __sk_buff *skb, __u32 uplink)
+{
+	struct packet *p = pkt_scratch_get();
+	struct connection c = {};
+
+	if (!p || !is_uplink(uplink))
+		return 0;
+	offload_init(&c, p, &p->dst, p->dport);
+	offload_find(&c);
+	if (!c.offload || !c.offload->uplink)
+		return 0;
+	c.offload->uplink = uplink;
+	offload_save(skb, &c);
+	return 0;
 }

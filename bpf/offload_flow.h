@@ -133,6 +133,7 @@ static __always_inline void offload_merge(struct offload *offload, const struct 
 	OFFLOAD_MERGE(fin_seq[0]);
 	OFFLOAD_MERGE(fin_seq[1]);
 	OFFLOAD_MERGE(ct_window);
+	OFFLOAD_MERGE(uplink);
 	offload->state |= now->state & ~before->state;
 	offload_set_state(offload);
 }
@@ -157,7 +158,7 @@ __noinline int offload_update(void)
 		return false;
 	bpf_spin_lock(&bucket->lock);
 	same = flow_has_key(bucket, entry, args) && entry->offload.payer == copy->now.payer &&
-	       entry->offload.uplink == copy->now.uplink;
+	       entry->offload.uplink == copy->before.uplink;
 	if (same)
 		offload_merge(&entry->offload, &copy->now, &copy->before);
 	bpf_spin_unlock(&bucket->lock);

@@ -1,6 +1,8 @@
 package scenario
 
 import (
+	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -9,8 +11,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// Offloaded connections continue when the host's routes, and then the remote's, lead to another uplink. conntrack has not seen
-// their data, so they cannot return to the stack. Masqueraded ones end, as with netfilter: the other uplink has another address.
+// Offloaded connections follow the host's routes to another uplink, if rules let them. conntrack has not seen their data, so they
+// cannot return to the stack. Masqueraded ones end, as with netfilter: the other uplink has another address.
 func TestOffloadedConnectionsChangeUplink(t *testing.T) {
 	n := newRoutedNetwork(t, withKeys(`"fastPath": "established"`))
 	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
@@ -23,22 +25,32 @@ func TestOffloadedConnectionsChangeUplink(t *testing.T) {
 			ends = append(ends, [2]net.Conn{client, server}, [2]net.Conn{server, client})
 		}
 	}
-	continues := func() {
-		for _, e := range ends {
-			send(t, e[0], e[1], strings.Repeat("x", mebibyte))
-		}
-	}
-	route := func(ns *testenv.Namespace, to, gateway netip.Addr) {
-		testenv.Must(t, ns.AddRoute(netip.PrefixFrom(to, to.BitLen()), gateway))
-	}
+	n.nft(t, `table inet kill { counter killed { }
+		chain forward { type filter hook forward priority 0; policy accept;
+			oifname eth1 counter name killed drop; iifname eth1 counter name killed drop } }`)
+	nft(t, n.Outside, `table inet seen { counter arrived { }
+		chain input { type filter hook input priority 0; policy accept; iifname eth1 meta l4proto tcp counter name arrived } }`)
 	for _, f := range testenv.Families {
-		route(n.node(), f.Outside, f.SecondOutside)
-	}
-	continues()
-	for _, f := range testenv.Families {
+		testenv.Must(t, n.node().AddRoute(netip.PrefixFrom(f.Outside, f.Outside.BitLen()), f.SecondOutside))
 		for _, to := range []netip.Addr{f.Node, f.Pod(a), f.Pod(web)} {
-			route(n.Outside, to, f.SecondNode)
+			testenv.Must(t, n.Outside.AddRoute(netip.PrefixFrom(to, to.BitLen()), f.SecondNode))
 		}
 	}
-	continues()
+	for _, e := range ends {
+		_, err := io.WriteString(e[0], "killed")
+		testenv.Must(t, err)
+	}
+	testenv.Eventually(t, "the rules to drop updates", func() error {
+		if out := nft(t, n.node(), "list counter inet kill killed"); strings.Contains(out, "packets 0 ") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	if out := nft(t, n.Outside, "list counter inet seen arrived"); !strings.Contains(out, "packets 0 ") {
+		t.Errorf("packets passed the rules against the other uplink: %s", out)
+	}
+	n.nft(t, "delete table inet kill")
+	for _, e := range ends {
+		send(t, e[0], e[1], strings.Repeat("x", mebibyte))
+	}
 }
