@@ -291,7 +291,8 @@ struct offload {
 	__u32 fin_seq[2];	    /* TCP: the sequence number after each side's FIN */
 	__u8 ct_window;		    /* TCP: the window of the last conntrack update */
 	__u8 translated; /* 1: has a FLOW_CT_NAT, and is the connection after translation */
-	__u8 pad[2];
+	__u8 moves;	 /* to other uplinks */
+	__u8 pad;
 	__u64 ct;    /* translated: as in struct ct_nat */
 	__u64 payer; /* the owners of both endpoints, XOR, because the opener is unknown */
 };

@@ -459,7 +459,8 @@ type DatapathOffload struct {
 	FinSeq     [2]uint32
 	CtWindow   uint8
 	Translated uint8
-	Pad        [2]uint8
+	Moves      uint8
+	Pad        uint8
 	Ct         uint64
 	Payer      uint64
 }

@@ -17,6 +17,7 @@
 
 #define OFFLOAD_AFTER	  8	    /* packets of a side: shorter connections get no entry */
 #define CT_TCP_INTERVAL	  TICKS(60) /* after 5 days, unless the host configures less */
+#define OFFLOAD_MOVES	  8	    /* to other uplinks: more are no changes of routes */
 #define CT_UPDATE_MAX_LEN 1024	    /* bytes: copy only short packets */
 
 /* Reports whether what was recorded of the connection at the tick is void. */
@@ -339,8 +340,8 @@ static __always_inline void offload_begin(const struct packet *p, struct connect
 static __always_inline int offload_move(struct __sk_buff *skb, struct packet *p,
 					struct connection *c)
 {
-	if (p->protocol != IPPROTO_TCP || route_has_rules(p->ipv6) ||
-	    offload_is_void(p, c, c->uplink, c->offload->ct_seen))
+	if (p->protocol != IPPROTO_TCP || c->offload->moves >= OFFLOAD_MOVES ||
+	    route_has_rules(p->ipv6) || offload_is_void(p, c, c->uplink, c->offload->ct_seen))
 		return VERDICT_NEXT;
 	p->tcp_fin = false;
 	p->tcp_rst = false;
@@ -360,9 +361,10 @@ __noinline int offload_moved(struct __sk_buff *skb, __u32 uplink)
 		return 0;
 	offload_init(&c, p, &p->dst, p->dport);
 	offload_find(&c);
-	if (!c.offload || !c.offload->uplink)
+	if (!c.offload || !c.offload->uplink || c.offload->uplink == uplink)
 		return 0;
 	c.offload->uplink = uplink;
+	c.offload->moves++;
 	offload_save(skb, &c);
 	return 0;
 }

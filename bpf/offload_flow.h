@@ -134,6 +134,7 @@ static __always_inline void offload_merge(struct offload *offload, const struct 
 	OFFLOAD_MERGE(fin_seq[1]);
 	OFFLOAD_MERGE(ct_window);
 	OFFLOAD_MERGE(uplink);
+	OFFLOAD_MERGE(moves);
 	offload->state |= now->state & ~before->state;
 	offload_set_state(offload);
 }

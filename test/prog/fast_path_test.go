@@ -20,6 +20,7 @@ type offload struct {
 	states    bpf.OffloadState
 	owners    uint64
 	outside   bool          // one side is behind the uplink
+	moves     uint8         // to other uplinks
 	elsewhere bool          // behind another one
 	ctSeen    time.Duration // since conntrack last saw the connection
 	ct        uint64        // the host's rules translate it: the address of conntrack's entry
@@ -43,6 +44,7 @@ var (
 func (o offload) state(states bpf.OffloadState) offload { o.states = states; return o }
 func (o offload) ctSeenAgo(ago time.Duration) offload   { o.ctSeen = ago; return o }
 func (o offload) ownedBy(owners uint64) offload         { o.owners = owners; return o }
+func (o offload) moved(moves uint8) offload             { o.moves = moves; return o }
 func (o offload) byAnotherUplink() offload              { o.elsewhere = true; return o }
 
 func (h *host) offload(s scene, o offload) error {
@@ -55,7 +57,7 @@ func (h *host) offload(s scene, o offload) error {
 		Protocol: s.number(), Kind: bpf.FlowOffload,
 	}
 	value := bpf.Offload{
-		Translated: uint8(min(o.ct, 1)), Ct: o.ct, Owner: owners["pod"], Payer: o.owners, CtSeen: ticks(o.ctSeen), State: o.states, FinSeq: [2]uint32{1000, 2000},
+		Moves: o.moves, Translated: uint8(min(o.ct, 1)), Ct: o.ct, Owner: owners["pod"], Payer: o.owners, CtSeen: ticks(o.ctSeen), State: o.states, FinSeq: [2]uint32{1000, 2000},
 		FlowState: bpf.FlowEstablished, CtAck: [2]uint32{o.slow}, Slow: [2]uint8{1: uint8(min(o.slow, 1))},
 	}
 	if s.proto == udp {

@@ -11,6 +11,8 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
+const offloadMoves = 8 // OFFLOAD_MOVES of offload.h
+
 // The host's routes lead an offloaded connection to another uplink. Its packets wait until the last hook there has seen a conntrack
 // update, which rules have let pass.
 func TestOffloadMovesToAnotherUplink(t *testing.T) {
@@ -28,10 +30,10 @@ func TestOffloadMovesToAnotherUplink(t *testing.T) {
 		{"pod:4000 > remote:80", podToOutside, bpf.ProgToUplink, h.uplink, pod, h.capture(t, bpf.ProgFromContainer)},
 		{"remote:5000 > pod:80", outsideToPod, bpf.ProgToContainer, pod, h.uplink, h.capture(t, bpf.ProgFromUplink)},
 	} {
-		wantAt := func(s scene, from int) error {
+		wantAt := func(s scene, from int, moves uint8) error {
 			got, count, err := h.known(s)
-			if err == nil && (count != 1 || int(got.Uplink) != h.uplink.Index+from) {
-				err = fmt.Errorf("%d entries, the last one by %d, want one by %d", count, got.Uplink, h.uplink.Index+from)
+			if err == nil && (count != 1 || int(got.Uplink) != h.uplink.Index+from || got.Moves != moves) {
+				err = fmt.Errorf("%d entries, the last one by %d after %d moves, want one by %d after %d", count, got.Uplink, got.Moves, h.uplink.Index+from, moves)
 			}
 			return err
 		}
@@ -47,10 +49,10 @@ func TestOffloadMovesToAnotherUplink(t *testing.T) {
 				testenv.Must(t, h.on(0, func() error {
 					return errors.Join(
 						h.start(s, bpf.FastPathEstablished), h.offload(s, side.known.byAnotherUplink()),
-						h.enter(s, side.text, verdictDrop, flags(flag)), wantAt(s, elsewhere),
-						update(s, &netlink.LinkAttrs{Index: h.uplink.Index + 2*elsewhere}), wantAt(s, elsewhere),
+						h.enter(s, side.text, verdictDrop, flags(flag)), wantAt(s, elsewhere, 0),
+						update(s, &netlink.LinkAttrs{Index: h.uplink.Index + 2*elsewhere}), wantAt(s, elsewhere, 0),
 						h.enter(s, side.text, verdictDrop, flags(flag)),
-						update(s, side.ingress), wantAt(s, 0),
+						update(s, side.ingress), wantAt(s, 0, 1),
 						h.enter(s, side.text, verdictRedirect, flags(ack)),
 					)
 				}))
@@ -58,6 +60,12 @@ func TestOffloadMovesToAnotherUplink(t *testing.T) {
 					t.Errorf("%s with flags %#x: %d updates, want 2", side.text, flag, len(ends))
 				}
 			}
+			testenv.Must(t, h.on(0, func() error { // its two directions take different uplinks
+				return errors.Join(
+					h.start(s, bpf.FastPathEstablished), h.offload(s, side.known.byAnotherUplink().moved(offloadMoves)),
+					h.enter(s, side.text, verdictNext, flags(ack)),
+				)
+			}))
 			// It has bypassed the stack there without an entry, so conntrack's numbers are old.
 			testenv.Must(t, h.on(0, func() error {
 				err := errors.Join(h.start(s, bpf.FastPathEstablished), h.offload(s, side.known))
