@@ -119,8 +119,8 @@ static __noinline long tcp_rewrite_fields(struct __sk_buff *skb, const struct pa
 }
 
 /*
- * Sends the stack a copy of p that conntrack takes for a retransmission of the last data that it
- * has seen, before seq. Its window is never that of the last one: equal packets shorten the timeout.
+ * Sends the stack a copy of p that conntrack takes for a retransmission of the data before seq, the last that it
+ * has seen. Its window is never that of the last one: equal packets shorten the timeout.
  */
 static __noinline long ct_update_send(struct __sk_buff *skb, const struct packet *p,
 				      const struct connection *c, __u32 seq)
@@ -201,7 +201,8 @@ static __always_inline bool ct_update_is_due(const struct packet *p, const struc
 
 /*
  * Records that p's side bypasses the stack: conntrack has its data up to p, even if the delivery was not recorded.
- * Reports whether p is the first to: its update tells conntrack so, in case that it is not, because another CPU has done the same.
+ * Reports whether p is the first to. Then it has an update: if another CPU has just sent data past the stack, too, conntrack does not
+ * have all data up to p, but has to expect ACKs of it.
  */
 static __always_inline bool ct_record_bypass(struct __sk_buff *skb, const struct packet *p,
 					     const struct connection *c)
