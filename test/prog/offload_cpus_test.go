@@ -177,3 +177,22 @@ func TestOffloadHoldsWhereItHasOpened(t *testing.T) {
 		})
 	}
 }
+
+// A remote's RST or FIN with another number than the expected one may be forged, so it is not the first packet of its side.
+func TestOffloadDoesNotBeginWithAForgedEnd(t *testing.T) {
+	h := newCacheHost(t)
+	const end = 3000 // of the remote's data in conntrack
+	for _, flag := range []uint8{testenv.RST, testenv.FIN | ack} {
+		h.eachScene(t, []proto{tcp}, func(s scene) error {
+			known := outsideToPod
+			known.slow = end
+			err := errors.Join(h.start(s, bpf.FastPathEstablished), h.offload(s, known),
+				h.enter(s, "remote:5000 > pod:80", verdictRedirect, func(p *testenv.Packet) { p.Seq, p.TCPFlags = end+100, flag }))
+			got, _, knownErr := h.known(s)
+			if err = errors.Join(err, knownErr); err == nil && (got.Slow[1] != 1 || got.CtAck[0] != end) {
+				err = fmt.Errorf("flags %#x: slow %d, data up to %d; want 1, %d", flag, got.Slow[1], got.CtAck[0], end)
+			}
+			return err
+		})
+	}
+}

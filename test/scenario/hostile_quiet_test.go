@@ -96,7 +96,7 @@ func TestConntrackIgnoresBlindResets(t *testing.T) {
 	const resets = 1000
 
 	n := newEstablishedNetwork(t)
-	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
+	n.nft(t, dropInvalid)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	outside, remote := n.outsideWire(t), openCapture(t, n.Outside, testenv.UplinkName)
 	forEachFamily(t, func(t *testing.T, f testenv.Family) {

@@ -15,7 +15,7 @@ import (
 // cannot return to the stack. Masqueraded ones end, as with netfilter: the other uplink has another address.
 func TestOffloadedConnectionsChangeUplink(t *testing.T) {
 	n := newRoutedNetwork(t, withKeys(`"fastPath": "established"`))
-	n.nft(t, `table inet filter { chain forward { type filter hook forward priority 0; policy accept; ct state invalid drop } }`)
+	n.nft(t, dropInvalid)
 	n.AddSecondLink(t)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	var ends [][2]net.Conn
