@@ -131,7 +131,7 @@ enum stack_hook {
 struct stack_note {
 	__u64 hooks;	/* what it had in a jiffy (stack_hooks.h) */
 	__u32 bypassed; /* in ticks of 2^30 ns: when it last had none, for fastPath auto; 0: never */
-	__u32 pad;
+	__u32 voided; /* in such ticks: when its hooks last returned, so that all cached decisions became void */
 };
 
 /* How the host's route reaches the node's containers. */

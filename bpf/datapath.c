@@ -484,6 +484,7 @@ int stack_hooks(struct __sk_buff *skb)
 	if (!p)
 		return HOOK_UNKNOWN;
 	p->ipv6 = skb->protocol == bpf_htons(ETH_P_IPV6);
+	p->now = 0;
 	return stack_hooks_of(skb, 0);
 }
 

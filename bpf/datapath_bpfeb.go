@@ -609,7 +609,7 @@ type DatapathStackNote struct {
 	_        structs.HostLayout
 	Hooks    uint64
 	Bypassed uint32
-	Pad      uint32
+	Voided   uint32
 }
 
 type DatapathUplink struct {

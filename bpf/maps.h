@@ -51,7 +51,7 @@ MAP(policy_blocks, LPM_TRIE, struct prefix_key, __u32, 262144, BPF_F_NO_PREALLOC
 MAP(peer_classes, HASH, struct addr, __u32, 65536, BPF_F_NO_PREALLOC);
 MAP(port_marks, ARRAY, __u32, __u64, PORT_MARKS *PORT_MARK_WORDS, 0);
 
-/* One number. Decisions of an older generation are void. */
+/* One number. Decisions of an older generation are void. Programs write it, too (stack_hooks_return). */
 MAP(generation, ARRAY, __u32, __u64, 1, 0);
 
 MAP(masq_sources, LRU_HASH, struct masq_sources_key, struct masq_sources, 1024, 0);

@@ -8,6 +8,7 @@
 #include <bpf/bpf_core_read.h>
 
 #include "endpoint.h"
+#include "fwd_entry.h"
 #include "hash.h"
 #include "kernel.h"
 #include "packet.h"
@@ -244,11 +245,30 @@ static __always_inline __u32 stack_hooks_read(struct __sk_buff *skb, __u32 other
 }
 
 /*
+ * Voids all cached decisions if the way with the hash had no hooks until now, as last says. If that is of another way, once per
+ * tick: the two may differ for long.
+ */
+static __always_inline void stack_hooks_return(volatile struct stack_note *note, __u64 last,
+					       __u64 hash)
+{
+	__u32 zero = 0, tick = now_ticks();
+	__u64 *number;
+
+	if (!last || last & 0xff || (last >> 32 != hash && note->voided == tick))
+		return;
+	note->voided = tick;
+	number = bpf_map_lookup_elem(&generation, &zero);
+	if (number)
+		*number = bpf_get_prandom_u32();
+}
+
+/*
  * Returns what the stack has for forwarded packets of skb's family and device, and of the device other, where its way begins or
  * ends; 0: unknown. The result has bits of enum stack_hook: those of devices only if there are no others. Reads the kernel's
- * structures once per jiffy: the note has a hash of the devices, 24 bits of the jiffy, and 8 of the result. Without hooks,
+ * structures once per jiffy and generation: the note has a hash of the devices, 24 bits of these two, and 8 of the result. Without hooks,
  * packets between the two devices bypass the stack without an entry. So records of the stack are void: if its hooks return, it
- * has not seen these packets.
+ * has not seen these packets. Then all cached decisions are void, too: if only some packets of a connection went through the
+ * stack, conntrack would take them for invalid.
  */
 __noinline enum stack_hook stack_hooks_of(struct __sk_buff *skb, __u32 other)
 {
@@ -268,13 +288,15 @@ __noinline enum stack_hook stack_hooks_of(struct __sk_buff *skb, __u32 other)
 	if (!note)
 		return HOOK_UNKNOWN;
 	hash = way_hash(way);
-	now = hash << 32 | (__u32)bpf_jiffies64() << 8;
+	now = hash << 32 | ((__u32)bpf_jiffies64() ^ generation_get()) << 8;
 	last = note->hooks;
 	if (last >> 8 == now >> 8)
 		return last & 0xff;
 	found = stack_hooks_read(skb, other, ipv6);
 	note->hooks = now | found;
-	if (!found && other)
+	if (found)
+		stack_hooks_return(note, last, hash);
+	else if (other)
 		note->bypassed = now_ticks();
 	return found;
 }

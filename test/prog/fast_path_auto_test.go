@@ -3,6 +3,7 @@ package prog
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -117,5 +118,119 @@ func TestBypassRecorded(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+const forwardHook = "table inet hooks { chain forward { type filter hook forward priority 0; }; }"
+
+func (h *host) nft(t *testing.T, commands string) {
+	t.Helper()
+	_, err := h.Run(testenv.Context(t), "nft", commands)
+	testenv.Must(t, err)
+}
+
+// changeNotes changes all notes of what the stack has.
+func (h *host) changeNotes(change func(*bpf.StackNote)) error {
+	m := h.programs.Maps[bpf.MapStackNotes]
+	notes := make([]bpf.StackNote, len(notePlaces))
+	for i, place := range notePlaces {
+		if err := m.Lookup(place, &notes[i]); err != nil {
+			return err
+		}
+		change(&notes[i])
+	}
+	_, err := m.BatchUpdate(notePlaces, notes, nil)
+	return err
+}
+
+// A packet that goes through the stack shows a returned hook to all CPUs: conntrack takes packets for invalid if others of their
+// connection, which it has not seen, bypass the stack meanwhile.
+func TestHooksReturn(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	testenv.Require(t, twoCPUs)
+	h := newHost(t)
+	h.programs = withHooksShown(t, h.programs, 1)
+	eachScene(t, withPorts, func(t *testing.T, s scene) {
+		send := func(cpu int, port uint16, want uint32) error {
+			p := s.packet(fmt.Sprintf("pod:%d > pod2:80", port), false)
+			copy(p.DstMAC[:], h.device(bpf.ProgFromContainer).HardwareAddr)
+			return h.on(cpu, func() error {
+				verdict, _, err := h.run(bpf.ProgFromContainer, p.MustBuild())
+				return errors.Join(err, checkVerdict(verdict, want))
+			})
+		}
+		testenv.Must(t, errors.Join(h.reset(), h.putFastPathEndpoint(s.addressing, "pod", bpf.FastPathAuto),
+			h.putFastPathEndpoint(s.addressing, "pod2", bpf.FastPathAuto), send(0, 4000, verdictRedirect)))
+		h.nft(t, forwardHook)
+		defer h.nft(t, "delete table inet hooks")
+		port := uint16(4000)
+		testenv.Eventually(t, "another connection to see the hook", func() error {
+			port++
+			return send(1, port, verdictNext)
+		})
+		testenv.NoError(t, send(0, 4000, verdictNext))
+	})
+}
+
+// A return of hooks is known by what the way had a jiffy ago. If another way uses its note, decisions end once per tick.
+func TestHooksReturnOnce(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	h := newHost(t)
+	h.programs = withHooksShown(t, h.programs, 1)
+	h.nft(t, forwardHook)
+	const none, some, otherJiffy = 0, 1, 1 << 20
+	for _, c := range []struct {
+		name   string
+		change func(seen *bpf.StackNote, now uint32)
+		voids  bool
+	}{
+		{"unused", func(n *bpf.StackNote, _ uint32) { *n = bpf.StackNote{} }, false},
+		{"without hooks", func(n *bpf.StackNote, _ uint32) { n.Hooks = (n.Hooks ^ otherJiffy) &^ 0xff }, true},
+		{"without hooks again", func(n *bpf.StackNote, now uint32) { n.Hooks, n.Voided = (n.Hooks^otherJiffy)&^0xff, now }, true},
+		{"with hooks", func(n *bpf.StackNote, _ uint32) { n.Hooks ^= otherJiffy }, false},
+		{"another way's, without hooks", func(n *bpf.StackNote, _ uint32) { n.Hooks = (n.Hooks ^ 1<<32) &^ 0xff }, true},
+		{"another way's, without hooks again", func(n *bpf.StackNote, now uint32) { n.Hooks, n.Voided = (n.Hooks^1<<32)&^0xff, now }, false},
+		{"another way's, with hooks", func(n *bpf.StackNote, _ uint32) { n.Hooks ^= 1 << 32 }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, s := range (row{on: []proto{udp}}).scenes() {
+				p := s.packet(between, false)
+				find := func() {
+					found, _, err := h.runInside(bpf.ProgStackHooks, p.MustBuild())
+					if err != nil || found == none {
+						t.Fatalf("stack_hooks: got %d, %v, want a hook", found, err)
+					}
+				}
+				for start := ticks(0) - 1; start != ticks(0); { // until one tick has the whole run
+					start = ticks(0)
+					testenv.Must(t, h.clearStackNotes())
+					find()
+					testenv.Must(t, errors.Join(h.changeNotes(func(n *bpf.StackNote) { c.change(n, start) }), h.programs.Maps[bpf.MapGeneration].Put(uint32(0), uint64(some))))
+					find()
+					var got uint64
+					testenv.Must(t, h.programs.Maps[bpf.MapGeneration].Lookup(uint32(0), &got))
+					if voids := got != some; voids != c.voids && start == ticks(0) {
+						t.Errorf("%s: decisions are void: %v, want %v", s.name, voids, c.voids)
+					}
+				}
+			}
+		})
+	}
+}
+
+// What a way had in this jiffy does not hold in a new generation: decisions would be made from before the hooks' return.
+func TestHooksReturnInJiffy(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	h := newHost(t)
+	h.programs = withHooksShown(t, h.programs, 1)
+	h.nft(t, forwardHook)
+	frame := (row{on: []proto{udp}}).scenes()[0].packet(between, false).MustBuild()
+	for range 100 { // some of them within one jiffy
+		_, _, err := h.runInside(bpf.ProgStackHooks, frame)
+		testenv.Must(t, errors.Join(err, h.changeNotes(func(n *bpf.StackNote) { n.Hooks &^= 0xff }),
+			h.programs.Maps[bpf.MapGeneration].Put(uint32(0), rand.Uint64())))
+		if found, _, err := h.runInside(bpf.ProgStackHooks, frame); err != nil || found == 0 {
+			t.Fatalf("stack_hooks: got %d, %v, want a hook", found, err)
+		}
 	}
 }
