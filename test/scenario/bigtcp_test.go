@@ -27,12 +27,23 @@ func TestBigTCP(t *testing.T) {
 				}
 				for _, p := range n.forwardedPaths(f, a, web) {
 					t.Run(p.name, func(t *testing.T) {
-						before := n.forwarded(t)
-						upload(sizeOf(64*mebibyte))(t, p.client, p.server, p.listen, p.dial)
-						long := n.forwarded(t) - before
-						if want := mode == "auto" && p.client == a.Namespace; (long > 0) != want {
-							t.Errorf("%d packets longer than 65535 bytes, want some: %v", long, want)
+						long := func() int {
+							before := n.forwarded(t)
+							upload(sizeOf(64*mebibyte))(t, p.client, p.server, p.listen, p.dial)
+							return n.forwarded(t) - before
 						}
+						if mode == "never" || p.client != a.Namespace {
+							if got := long(); got > 0 {
+								t.Errorf("%d packets longer than 65535 bytes, want none", got)
+							}
+							return
+						}
+						testenv.Eventually(t, "packets longer than 65535 bytes", func() error { // a sender on a busy machine paces shorter ones
+							if long() == 0 {
+								return errors.New("none")
+							}
+							return nil
+						})
 					})
 				}
 			})
