@@ -460,7 +460,7 @@ static __noinline int bypass_observe(struct __sk_buff *skb, const struct packet 
 static __always_inline bool bypass_is_unchanged(struct __sk_buff *skb, const struct packet *p,
 						__u32 tag)
 {
-	return tag_is_of(tag, p->id) && !(tag & TAG_OBSERVE && ct_read_packet(skb));
+	return tag_is_of(tag, p->id) && !(tag & TAG_OBSERVE && ct_translates(skb));
 }
 
 /*

@@ -270,6 +270,14 @@ __noinline int ct_source_changed(struct __sk_buff *skb)
 	return ct_tuple_equal(&t->out, packet_tuple(p));
 }
 
+/* Reports whether the packet, which has passed the stack, is of a connection that the host's rules translate, open or closed. */
+static __always_inline bool ct_translates(struct __sk_buff *skb)
+{
+	__u64 word = config.sees_hooks ? ct_word(skb) : 0;
+
+	return word > CT_INFO_MASK && ct_status(word & ~(__u64)CT_INFO_MASK) & CT_NAT;
+}
+
 /*
  * Sets ct_scratch by what the packet, which has passed the stack, carries. Returns false if that is no
  * established connection, or not one of the packet's tuple: an ICMP error carries another one's.

@@ -476,3 +476,25 @@ func TestFloodOfService(t *testing.T) {
 		wantQuiet(t, quiet)
 	})
 }
+
+// Conntrack gives forged packets with the tuple of an offloaded connection behind a node port another port, and the server resets
+// these connections. One reset of 4,096 has the tag of the offloaded connection by chance. It does not end that.
+func TestResetsWithChanceTags(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newEstablishedNetwork(t)
+	web := n.AddPod(t, "web", nil)
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		n.nodePort(t, f, web, false)
+		server, from := at(f.Pod(web), 80), at(f.Outside, clientPort)
+		serve(t, web.Namespace, "tcp", server)
+		client := connect(t, n.Outside, "tcp", from, at(f.Node, nodePort))
+		n.eventuallyOffloads(t, f, client, web.Namespace)
+		testenv.Must(t, n.node().SetSysctl("net/netfilter/nf_conntrack_tcp_timeout_close", "0")) // each one gets a new port
+		forged := testenv.TCPPacket(from, server, testenv.ACK, "")
+		w := n.outsideWire(t)
+		for range 60 { // and the same number of resets
+			w.send(t, slices.Repeat([]testenv.Packet{forged}, 100)...)
+			ask(t, client, web.Namespace)
+		}
+	})
+}
