@@ -339,5 +339,9 @@ var generation uint64
 // emptyForwardingCache voids all decisions in the forwarding cache, as a change of the plugin's maps does.
 func (h *host) emptyForwardingCache() error {
 	generation++
-	return h.programs.Maps[bpf.MapGeneration].Put(uint32(0), generation)
+	return h.setGeneration(generation)
+}
+
+func (h *host) setGeneration(number uint64) error {
+	return h.programs.Maps[bpf.MapGeneration].Put(uint32(0), number)
 }

@@ -205,7 +205,7 @@ func TestHooksReturnOnce(t *testing.T) {
 					start = ticks(0)
 					testenv.Must(t, h.clearStackNotes())
 					find()
-					testenv.Must(t, errors.Join(h.changeNotes(func(n *bpf.StackNote) { c.change(n, start) }), h.programs.Maps[bpf.MapGeneration].Put(uint32(0), uint64(some))))
+					testenv.Must(t, errors.Join(h.changeNotes(func(n *bpf.StackNote) { c.change(n, start) }), h.setGeneration(some)))
 					find()
 					var got uint64
 					testenv.Must(t, h.programs.Maps[bpf.MapGeneration].Lookup(uint32(0), &got))
@@ -228,7 +228,7 @@ func TestHooksReturnInJiffy(t *testing.T) {
 	for range 100 { // some of them within one jiffy
 		_, _, err := h.runInside(bpf.ProgStackHooks, frame)
 		testenv.Must(t, errors.Join(err, h.changeNotes(func(n *bpf.StackNote) { n.Hooks &^= 0xff }),
-			h.programs.Maps[bpf.MapGeneration].Put(uint32(0), rand.Uint64())))
+			h.setGeneration(rand.Uint64())))
 		if found, _, err := h.runInside(bpf.ProgStackHooks, frame); err != nil || found == 0 {
 			t.Fatalf("stack_hooks: got %d, %v, want a hook", found, err)
 		}

@@ -492,7 +492,7 @@ func TestResetsWithChanceTags(t *testing.T) {
 		testenv.Must(t, n.node().SetSysctl("net/netfilter/nf_conntrack_tcp_timeout_close", "0")) // each one gets a new port
 		forged := testenv.TCPPacket(from, server, testenv.ACK, "")
 		w := n.outsideWire(t)
-		for range 60 { // and the same number of resets
+		for range 200 { // 20,000 resets: about five have the tag
 			w.send(t, slices.Repeat([]testenv.Packet{forged}, 100)...)
 			ask(t, client, web.Namespace)
 		}
