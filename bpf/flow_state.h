@@ -167,6 +167,16 @@ static __always_inline bool flow_handshake_done(const struct flow *flow, const s
 		p->ack != flow->ack || packet_seq_end(p) != p->seq);
 }
 
+/*
+ * Reports whether the container's RST ends the connection. During the handshake, it may also answer a
+ * packet of an earlier connection on the same ports (RFC 9293, 3.10.7.3), and the handshake goes on.
+ */
+static __always_inline bool flow_rst_ends(const struct flow *flow, const struct packet *p)
+{
+	return flow->state >= FLOW_ESTABLISHED || flow->flags & FLOW_PICKED_UP ||
+	       p->seq == flow->expected;
+}
+
 /* Updates the flow by the TCP packet p, which the container has sent. */
 static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_key *key,
 					  const struct packet *p, __u32 now)
@@ -177,14 +187,16 @@ static __always_inline void flow_tcp_sent(struct flow *flow, const struct flow_k
 		flow_open(flow, p, FROM_CONTAINER, now);
 		return;
 	}
+	if (p->tcp_rst) {
+		if (flow_rst_ends(flow, p)) {
+			flow->state = FLOW_CLOSE;
+			flow->flags |= FLOW_FIN;
+		}
+		return;
+	}
 	established = flow_handshake_done(flow, key, p);
 	if (p->tcp_ack)
 		flow->ack = p->ack;
-	if (p->tcp_rst) {
-		flow->state = FLOW_CLOSE;
-		flow->flags |= FLOW_FIN;
-		return;
-	}
 	if (p->tcp_synack) {
 		if (!flow_opened_by_container(key, flow)) {
 			flow->state = FLOW_SYN_RECV;

@@ -111,7 +111,7 @@ func TestFlowState(t *testing.T) {
 			pod(ack, 1002, 5001, bpf.FlowFINWait, replied|hasFIN|unackedFIN),
 		}},
 		{name: "the pod resets", on: all, open: true, then: []segment{
-			pod(rst, 1001, 0, bpf.FlowClose, replied|hasFIN),
+			pod(ack, 1001, 5001, est, replied).with7(), pod(rst, 1008, 0, bpf.FlowClose, replied|hasFIN),
 		}},
 		{name: "the remote resets", on: all, open: true, then: []segment{
 			remote(rst, 5001, 0, bpf.FlowClose, replied),
@@ -159,6 +159,19 @@ func TestFlowState(t *testing.T) {
 			pod(syn, 1000, 0, bpf.FlowSYNSent, 0), remote(finack, 9000, 1, bpf.FlowSYNSent, 0),
 			remote(synack, 5000, 1001, bpf.FlowSYNRecv, replied), pod(ack, 1001, 5001, est, replied),
 		}},
+		{name: "the pod resets an earlier connection of the remote before the handshake", on: snats, then: []segment{
+			pod(syn, 1000, 0, bpf.FlowSYNSent, 0), remote(ack, 9000, 700, bpf.FlowSYNSent, 0),
+			pod(rst, 700, 0, bpf.FlowSYNSent, 0), pod(syn, 1000, 0, bpf.FlowSYNSent, 0),
+			remote(synack, 5000, 1001, bpf.FlowSYNRecv, replied), pod(rst, 700, 0, bpf.FlowSYNRecv, replied),
+			pod(ack, 1001, 5001, est, replied),
+		}},
+		{name: "the pod refuses the SYN+ACK", on: snats, then: []segment{
+			pod(syn, 1000, 0, bpf.FlowSYNSent, 0), remote(synack, 5000, 1001, bpf.FlowSYNRecv, replied),
+			pod(rst, 1001, 0, bpf.FlowClose, replied|hasFIN),
+		}},
+		{name: "picked up from the pod, which resets", on: snats, then: []segment{
+			pod(ack, 1001, 5001, bpf.FlowSYNSent, pickedUp), pod(rst, 1001, 0, bpf.FlowClose, pickedUp|hasFIN),
+		}},
 		{name: "picked up from the pod", on: snats, then: []segment{
 			pod(ack, 1001, 5001, bpf.FlowSYNSent, pickedUp), remote(ack, 5001, 1001, bpf.FlowSYNRecv, pickedUp|replied),
 			pod(ack, 1001, 5001, est, pickedUp|replied),
@@ -173,6 +186,15 @@ func TestFlowState(t *testing.T) {
 		{name: "the remote's SYN again", on: dnats, then: []segment{
 			remote(syn, 5000, 0, bpf.FlowSYNSent, 0), remote(syn, 5000, 0, bpf.FlowSYNSent, 0), pod(synack, 1000, 5001, bpf.FlowSYNRecv, replied),
 			remote(syn, 5000, 0, bpf.FlowSYNRecv, replied), pod(synack, 1000, 5001, bpf.FlowSYNRecv, replied),
+		}},
+		{name: "the pod resets somebody who does not know its number", on: dnats, then: []segment{
+			remote(syn, 5000, 0, bpf.FlowSYNSent, 0), pod(synack, 1000, 5001, bpf.FlowSYNRecv, replied),
+			remote(ack, 5001, 700, bpf.FlowSYNRecv, replied), pod(rst, 700, 0, bpf.FlowSYNRecv, replied),
+			remote(ack, 5001, 1001, est, replied),
+		}},
+		{name: "the pod resets before it is established", on: dnats, then: []segment{
+			remote(syn, 5000, 0, bpf.FlowSYNSent, 0), pod(synack, 1000, 5001, bpf.FlowSYNRecv, replied),
+			pod(rst, 1001, 0, bpf.FlowClose, replied|hasFIN),
 		}},
 		{name: "a client that does not know the pod's number", on: dnats, then: []segment{
 			remote(syn, 5000, 0, bpf.FlowSYNSent, 0), pod(synack, 1000, 5001, bpf.FlowSYNRecv, replied),
