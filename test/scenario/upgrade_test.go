@@ -164,7 +164,7 @@ func TestUpgradeKilled(t *testing.T) {
 	for _, kill := range []struct {
 		call string
 		step int // 1 for every call
-	}{{"mkdirat", workload(2, 2, 1)}, {"renameat", workload(3, 3, 1)}, {"unlinkat", workload(12, 12, 4)}, {"bpf", workload(41, 41, 29)}} {
+	}{{"mkdirat", workload(2, 2, 1)}, {"renameat", workload(5, 3, 1)}, {"unlinkat", workload(29, 12, 4)}, {"bpf", workload(151, 41, 29)}} {
 		kills := 0
 		for at := 1; ; at += kill.step {
 			if _, err := n.upgrade(t, release(own.Revision-1, 7)); err != nil {
