@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -53,6 +54,7 @@ func TestForeignPins(t *testing.T) {
 	dir := "/sys/fs/bpf/foreign"
 	testenv.Must(t, os.Mkdir(dir, 0o700))
 	defer os.RemoveAll(dir)
+	testenv.Must(t, rlimit.RemoveMemlock()) // before Linux 5.11
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	testenv.Must(t, err)
 	defer m.Close()
@@ -78,6 +80,7 @@ func TestForeignPins(t *testing.T) {
 func TestForeignDirectory(t *testing.T) {
 	h := newHost(t)
 	testenv.Must(t, os.RemoveAll(loader.Root))
+	testenv.Must(t, rlimit.RemoveMemlock()) // before Linux 5.11
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	testenv.Must(t, err)
 	defer m.Close()

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
@@ -21,6 +22,7 @@ type foreignProgram struct {
 
 func newForeignProgram(t *testing.T) *foreignProgram {
 	t.Helper()
+	testenv.Must(t, rlimit.RemoveMemlock()) // before Linux 5.11
 	count, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	testenv.Must(t, err)
 	t.Cleanup(func() { count.Close() })

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -108,7 +109,8 @@ func TestUplinkWithPriorityTags(t *testing.T) {
 func setPriority(t *testing.T, ns *testenv.Namespace, device string) {
 	t.Helper()
 	protocol := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_8021Q))
-	const next = -1 // TC_ACT_UNSPEC
+	const next = -1                         // TC_ACT_UNSPEC
+	testenv.Must(t, rlimit.RemoveMemlock()) // before Linux 5.11
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{
