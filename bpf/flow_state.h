@@ -170,6 +170,7 @@ static __always_inline bool flow_handshake_done(const struct flow *flow, const s
 /*
  * Reports whether the container's RST ends the connection. During the handshake, it may also answer a
  * packet of an earlier connection on the same ports (RFC 9293, 3.10.7.3), and the handshake goes on.
+ * The RST of a refused SYN has the number 0, and so has expected then.
  */
 static __always_inline bool flow_rst_ends(const struct flow *flow, const struct packet *p)
 {
