@@ -67,15 +67,30 @@ func (s *Store) DeleteUplink(ifindex int) error {
 	return nil
 }
 
+// GetUplink returns the entry of an uplink or a container bridge, and whether it exists.
+func GetUplink(dp *loader.Datapath, ifindex int) (Uplink, bool, error) {
+	var value bpf.Uplink
+	err := dp.Uplinks.Lookup(uint32(ifindex), &value)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return Uplink{}, false, nil
+	}
+	if err != nil {
+		return Uplink{}, false, fmt.Errorf("look up uplink %d: %w", ifindex, err)
+	}
+	return uplinkOf(uint32(ifindex), value), true, nil
+}
+
 // Uplinks lists all uplinks and container bridges, in no particular order.
 func Uplinks(dp *loader.Datapath) ([]Uplink, error) {
-	return collect(dp.Uplinks, func(key uint32, value bpf.Uplink) Uplink {
-		return Uplink{
-			IfIndex:         int(key),
-			Addr4:           addrOrNone(value.Addr4),
-			Addr6:           addrOrNone(value.Addr6),
-			ContainerBridge: value.ContainerBridge != 0,
-			Bridge:          value.Bridge != 0,
-		}
-	})
+	return collect(dp.Uplinks, uplinkOf)
+}
+
+func uplinkOf(key uint32, value bpf.Uplink) Uplink {
+	return Uplink{
+		IfIndex:         int(key),
+		Addr4:           addrOrNone(value.Addr4),
+		Addr6:           addrOrNone(value.Addr6),
+		ContainerBridge: value.ContainerBridge != 0,
+		Bridge:          value.Bridge != 0,
+	}
 }

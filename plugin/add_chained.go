@@ -1,10 +1,10 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -76,8 +76,12 @@ func (a *adder) findPair(name string) (link.Pair, error) {
 	if err != nil {
 		return link.Pair{}, err
 	}
-	if outside == nil || outside.Attrs().ParentIndex != inside.Attrs().Index {
-		return link.Pair{}, cnierr.Invalid("prevResult.interfaces", name, "a veth whose other end is on the host")
+	if outside == nil || outside.Attrs().ParentIndex != inside.Attrs().Index || outside.Attrs().NetNsID < 0 {
+		return link.Pair{}, notOnHost(name)
+	}
+	// A third namespace's device may have the number of a host's device, which leads to another container.
+	if elsewhere, err := link.LeadsElsewhere(a.host, outside, a.container.NS); err != nil || elsewhere {
+		return link.Pair{}, cmp.Or(err, notOnHost(name))
 	}
 	return link.Pair{
 		HostName:      outside.Attrs().Name,
@@ -90,22 +94,22 @@ func (a *adder) findPair(name string) (link.Pair, error) {
 	}, nil
 }
 
+func notOnHost(name string) error {
+	return cnierr.Invalid("prevResult.interfaces", name, "a veth whose other end is on the host")
+}
+
 // checkBridge refuses the device that leads to a container if it is an uplink of the host: as a bridge of containers, it would
 // lose its programs. A known bridge of containers is not checked again.
 func (a *adder) checkBridge(index int) error {
-	known, err := maps.Uplinks(a.datapath)
-	if err != nil {
+	known, isKnown, err := maps.GetUplink(a.datapath, index)
+	if err != nil || known.ContainerBridge {
 		return err
-	}
-	i := slices.IndexFunc(known, func(u maps.Uplink) bool { return u.IfIndex == index })
-	if i >= 0 && known[i].ContainerBridge {
-		return nil
 	}
 	device, err := link.Device(a.host, index)
 	if err != nil || device == nil {
 		return err
 	}
-	if chosen := refresh.Matcher(a.config.Uplinks); i < 0 && chosen != nil && !chosen(device) {
+	if chosen := refresh.Matcher(a.config.Uplinks); !isKnown && chosen != nil && !chosen(device) {
 		return nil
 	}
 	why, err := link.FacesOut(a.host, device)

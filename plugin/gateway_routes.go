@@ -102,14 +102,9 @@ func (a *adder) inNetwork(addr netip.Addr) bool {
 
 // isUplink reports whether a device is an uplink, or becomes one at the end of this ADD.
 func (a *adder) isUplink(device int) (bool, error) {
-	known, err := maps.Uplinks(a.datapath)
-	if err != nil {
-		return false, err
-	}
-	for _, uplink := range known {
-		if uplink.IfIndex == device {
-			return !uplink.ContainerBridge, nil
-		}
+	known, isKnown, err := maps.GetUplink(a.datapath, device)
+	if err != nil || isKnown {
+		return !known.ContainerBridge, err
 	}
 	devices, err := link.List(a.host)
 	if err != nil {

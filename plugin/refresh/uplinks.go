@@ -209,8 +209,17 @@ func ExcludeBridge(datapath *loader.Datapath, store *maps.Store, ifindex int) er
 	)
 }
 
+// addUplinks writes and attaches uplinks that were found before the caller got the lock. An ADD may have made one of them a
+// bridge of containers since then.
 func addUplinks(host *netlink.Handle, datapath *loader.Datapath, store *maps.Store, uplinks []maps.Uplink) error {
 	for _, uplink := range uplinks {
+		now, _, err := maps.GetUplink(datapath, uplink.IfIndex)
+		if err != nil {
+			return err
+		}
+		if now.ContainerBridge {
+			continue
+		}
 		device, err := link.Device(host, uplink.IfIndex)
 		if err != nil {
 			return err

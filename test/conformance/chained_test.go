@@ -314,6 +314,35 @@ func TestChainedDelWithoutRecord(t *testing.T) {
 	testenv.Must(t, os.RemoveAll(filepath.Dir(address)))
 }
 
+// TestChainedPairElsewhere has a container's veth lead to a third namespace, with the indexes of another container's veth. ADD must
+// not take that one.
+func TestChainedPairElsewhere(t *testing.T) {
+	h := newHost(t)
+	other := h.pod(t, "other", with(dual("1.1.0"), "runtimeConfig.portMappings", webPort))
+	result := other.add(t)
+	outside, inside := other.hostDevice(t, result).Attrs(), other.device(t).Attrs()
+	p := h.pod(t, "c1", with(single("1.1.0"), "ipam", absent))
+	_, err := p.Run(testenv.Context(t), "ip", "link", "add", "eth0", "index", fmt.Sprint(inside.Index), "type", "veth",
+		"peer", "name", outside.Name, "index", fmt.Sprint(outside.Index))
+	testenv.Must(t, err)
+	third, err := os.Open(h.pod(t, "third", dual("1.1.0")).Path)
+	testenv.Must(t, err)
+	defer third.Close()
+	outer, err := p.Netlink().LinkByName(outside.Name)
+	testenv.Must(t, errors.Join(err, p.Netlink().LinkSetNsFd(outer, int(third.Fd()))))
+	h.ip(t, "route add 10.99.0.9 dev "+outside.Name)
+	p.conf = with(p.conf, "prevResult", object{
+		"cniVersion": "1.1.0",
+		"interfaces": list{object{"name": "eth0", "sandbox": p.Path}},
+		"ips":        list{object{"interface": 0, "address": "10.99.0.9/32", "gateway": "10.99.0.1"}},
+	})
+	before := h.snapshot(t, p.Namespace)
+	wantError(t, p.try(t, "ADD"), codeInvalidConfig, "prevResult.interfaces", "eth0", "other end is on the host")
+	h.wantUnchanged(t, before, p.Namespace)
+	wantSuccess(t, other.try(t, "CHECK"), "")
+	wantFetch(t, h, other.Namespace, result)
+}
+
 // TestChainedUplink puts the device of a chained container on bridges that are uplinks, or have no address. ADD refuses them,
 // and the uplinks keep their programs.
 func TestChainedUplink(t *testing.T) {

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/plugin/refresh"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
@@ -183,4 +185,54 @@ func TestLoopbackReattached(t *testing.T) {
 	wantSuccess(t, p.try(t, "CHECK"), "")
 	wantFetch(t, h, p.Namespace, result)
 	p.del(t)
+}
+
+// waitingContext tells when something begins to wait for it, as for a lock.
+type waitingContext struct {
+	context.Context
+	waits chan struct{}
+}
+
+func (c waitingContext) Done() <-chan struct{} {
+	select {
+	case c.waits <- struct{}{}:
+	default:
+	}
+	return c.Context.Done()
+}
+
+// TestUplinkBecomesContainerBridge has somebody find a bridge as an uplink, and wait for the datapath's lock while an ADD makes the
+// bridge one of containers. That it must remain: an uplink would drop the containers' packets.
+func TestUplinkBecomesContainerBridge(t *testing.T) {
+	h := newHost(t)
+	h.pod(t, "c1", dual("1.1.0")).add(t)
+	h.ip(t, "link add br0 type bridge")
+	h.ip(t, "addr add 10.99.0.1/24 dev br0")
+	h.ip(t, "link set br0 up")
+	bridge, err := h.Node.Netlink().LinkByName("br0")
+	testenv.Must(t, err)
+	index := bridge.Attrs().Index
+	finder := waitingContext{testenv.Context(t), make(chan struct{}, 1)}
+	refreshed := make(chan error, 1)
+	h.withDatapath(t, func(datapath *loader.Datapath) error {
+		return maps.With(testenv.Context(t), datapath, func(store *maps.Store) error {
+			go func() {
+				refreshed <- h.Node.WithDatapath(func(datapath *loader.Datapath) error { return refresh.Host(finder, datapath, nil) })
+			}()
+			select {
+			case <-finder.waits:
+			case err := <-refreshed:
+				return fmt.Errorf("no wait for the lock: %v", err)
+			}
+			return refresh.ExcludeBridge(datapath, store, index)
+		})
+	})
+	testenv.Must(t, <-refreshed)
+	h.wantUplinks(t, testenv.UplinkName)
+	h.withDatapath(t, func(datapath *loader.Datapath) error {
+		if got, _, err := maps.GetUplink(datapath, index); err != nil || !got.ContainerBridge {
+			t.Errorf("entry of the bridge: got %v (%v), want one with containers", got, err)
+		}
+		return nil
+	})
 }
