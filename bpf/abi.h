@@ -428,21 +428,8 @@ struct uplink {
 	__u32 bridge;		/* 1: an uplink that is a bridge */
 };
 
-_Static_assert(sizeof(struct host_config) == 104, "host_config");
-_Static_assert(sizeof(struct endpoint) == 72, "endpoint");
-_Static_assert(sizeof(struct device) == 104, "device");
-_Static_assert(sizeof(struct host_port_key) == 20, "host_port_key");
-_Static_assert(sizeof(struct host_port) == 40, "host_port");
-_Static_assert(sizeof(struct flow_key) == 40, "flow_key");
-_Static_assert(sizeof(struct flow) == 64, "flow");
-_Static_assert(sizeof(struct flow_entry) == 104, "flow_entry");
-_Static_assert(sizeof(struct flow_bucket) == 8 + 4 * FLOW_WAYS, "flow_bucket");
 _Static_assert(sizeof(struct masq_sources_key) == 8, "masq_sources_key");
 _Static_assert(sizeof(struct offload) == sizeof(struct flow), "offload");
 _Static_assert(sizeof(struct ct_nat) == sizeof(struct flow), "ct_nat");
-_Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
-_Static_assert(sizeof(struct fragment) == 12, "fragment");
 _Static_assert(sizeof(struct frag_queue_key) == 44, "frag_queue_key");
 _Static_assert(sizeof(struct queued_frag) == 8 + FRAG_QUEUE_MAX_LEN, "queued_frag");
-_Static_assert(sizeof(struct prefix_key) == 24, "prefix_key");
-_Static_assert(sizeof(struct uplink) == 40, "uplink");

@@ -93,9 +93,5 @@ struct drop_event {
 	__u8 bytes[DROP_BYTES];
 };
 
-_Static_assert(sizeof(struct drop_key) == 16, "drop_key");
-_Static_assert(sizeof(struct drop_count) == 16, "drop_count");
-_Static_assert(sizeof(struct drop_reader) == 88, "drop_reader");
-_Static_assert(sizeof(struct drop_limit) == 32, "drop_limit");
 _Static_assert(sizeof(struct drop_event) == 48 + DROP_BYTES, "drop_event");
 _Static_assert((int)REASON_MAX <= DROP_STACK, "drop_limits");

@@ -173,5 +173,3 @@ _Static_assert(sizeof(struct stack_note) == 16, "stack_note");
 _Static_assert(sizeof(struct fwd_key) == 44, "fwd_key");
 _Static_assert(sizeof(struct fwd_ways) == 16, "fwd_ways");
 _Static_assert(sizeof(struct fwd_entry) == 152, "fwd_entry");
-_Static_assert(sizeof(struct node) == 24, "node");
-_Static_assert(sizeof(struct cluster) == 112, "cluster");

@@ -75,6 +75,3 @@ struct rule_set {
 	__u8 digest[16];	   /* of the content */
 	enum rule_set_flags flags; /* of its first reference; others may differ in these */
 };
-
-_Static_assert(sizeof(struct policy) == 24, "policy");
-_Static_assert(sizeof(struct rule_key) == 16, "rule_key");

@@ -137,7 +137,8 @@ int from_container(struct __sk_buff *skb)
 	if (verdict != VERDICT_NEXT)
 		return verdict == VERDICT_DROP ? policy_reset(skb) : verdict;
 	verdict = bypass_none(skb, p, &p->dst, p->dport);
-	if (p->decided.pending ||
+	/* The last hook ends a conntrack update, which it would not know by another tag. */
+	if ((p->decided.pending && !p->decided.ct_update) ||
 	    (p->ipv6 && packet_is_fragment(p) && policy_checks() & POLICY_CHECK_ANY))
 		fwd_tag_pending(skb, p, p->decided.pending, p->decided.receiver);
 	return verdict;

@@ -120,8 +120,8 @@ static __always_inline bool fib_leads_away(struct __sk_buff *skb, const struct p
 
 enum exit {		  /* where a container's packet leaves */
 	EXIT_OTHER = 0,	  /* by a device without our programs */
-	EXIT_GUARDED = 1, /* by one with them, or nowhere */
-	EXIT_HOST = 2,	  /* to the host itself, or nowhere */
+	EXIT_GUARDED = 1, /* by one with them, or refused */
+	EXIT_HOST = 2,	  /* perhaps to the host itself */
 };
 
 /* Reports where p leaves, which skb's device has received from a container. */
@@ -144,7 +144,11 @@ static __noinline enum exit fib_exit(struct __sk_buff *skb, const struct packet 
 				       node_is_tunnel(args->ifindex)
 			       ? EXIT_GUARDED
 			       : EXIT_OTHER;
-	return result == BPF_FIB_LKUP_RET_NOT_FWDED ? EXIT_HOST : EXIT_GUARDED;
+	/* The rest, such as FWD_DISABLED where the device does not forward, says nothing about the host's own addresses. */
+	return result == BPF_FIB_LKUP_RET_BLACKHOLE || result == BPF_FIB_LKUP_RET_UNREACHABLE ||
+			       result == BPF_FIB_LKUP_RET_PROHIBIT
+		       ? EXIT_GUARDED
+		       : EXIT_HOST;
 }
 
 /* Reports whether the host would send p, received by an uplink, out by one. */

@@ -213,9 +213,9 @@ static __always_inline bool flow_is_direct(const struct flow_key *key, const str
 }
 
 /*
- * Reports whether p may update the flow. args->new has whose it must be, and what it must translate: a
- * masqueraded flow that receives p need not be known, and one of a cached decision of two containers is
- * (policy_pair.h). The caller holds the lock.
+ * Reports whether p may update the flow. args->new has whose it must be, and what it must translate. That need not be known of a
+ * masqueraded flow that receives p; and owner 0 is that of a cached decision, whose policies have been compared (policy_pair.h).
+ * The caller holds the lock.
  */
 static __always_inline bool flow_takes(const struct flow *flow, const struct flow_args *args,
 				       const struct packet *p, __u32 access, __u32 now)

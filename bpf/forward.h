@@ -153,7 +153,8 @@ static __noinline bool host_port_is_taken(const struct packet *p, const struct a
 
 	if (!args)
 		return true;
-	masq_key(&args->key, packet_tuple(p), addr);
+	flow_sent_key(&args->key, packet_tuple(p), FLOW_SNAT);
+	args->key.local = *addr;
 	args->key.local_port = port;
 	flow = flow_lookup(args);
 	return flow && !flow_expired(flow) && !flow_ended(flow);

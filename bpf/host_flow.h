@@ -161,7 +161,7 @@ __noinline int host_flow_sent(struct __sk_buff *skb)
 		bool former = (flow_expired(flow) || flow_ended(flow)) &&
 			      host_flow_yields_to_host_port(p);
 
-		flow = host_flow_lookup(p);
+		host_flow_lookup(p);
 		if (!former) {
 			flow_track(FROM_CONTAINER);
 			return VERDICT_NEXT;

@@ -235,7 +235,7 @@ static __noinline bool masq_alloc_port(struct __sk_buff *skb)
 }
 
 /*
- * Finds the flow at its known port, or creates it there; 0: at any port. Returns false if that is
+ * Finds the flow at its known port, or creates it there; with port 0, finds it at any port. Returns false if that is
  * impossible.
  */
 __noinline int masq_keep_port(struct __sk_buff *skb, __u32 port)
@@ -315,7 +315,7 @@ static __noinline bool masq_source(struct __sk_buff *skb, const struct packet *p
 	if (!fib_source(skb, packet_tuple(p), skb->ifindex, source))
 		return false;
 	args->has_former = masq_record_source(skb, source, p->ipv6);
-	entry = route_store(key, args->has_former);
+	entry = route_store(p, key, args->has_former);
 	if (entry)
 		entry->nat_addr = *source;
 	return true;

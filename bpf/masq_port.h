@@ -24,6 +24,8 @@ struct masq_args {
 	struct fwd_key tuple;	     /* of another packet, or a key of route_cache.h */
 };
 
+_Static_assert(__builtin_offsetof(struct masq_args, tuple) % sizeof(__u64) == 0, "fwd_key_equal");
+
 SCRATCH(masq_scratch, struct masq_args);
 
 static __always_inline bool port_range_has(const volatile struct port_range *range, __u16 port)
@@ -43,18 +45,6 @@ static __always_inline bool port_may_be_ours(const struct packet *p, __u16 port)
 	return !p->has_ports || masq_in_range(port) || is_host_port_number(p->protocol, port);
 }
 
-/* Sets the key of the tuple's flow from source, except the port. */
-static __always_inline void masq_key(struct flow_key *key, const struct fwd_key *tuple,
-				     const struct addr *source)
-{
-	__builtin_memset(key, 0, sizeof(*key));
-	key->remote = tuple->dst;
-	key->local = *source;
-	key->remote_port = tuple->dport;
-	key->protocol = tuple->protocol;
-	key->kind = FLOW_SNAT;
-}
-
 /*
  * Describes the tuple's flow, of owner, which gets source. A client of several host
  * ports of one container has a flow for each: via represents the host port, else it is 0.
@@ -65,7 +55,8 @@ static __always_inline void masq_init(struct masq_args *args, const struct fwd_k
 	__u64 word = (__u64)via << 32 | (__u32)tuple->dport << 16 | tuple->protocol;
 	__u64 hash = hash_secret(&tuple->src, &tuple->dst, word);
 
-	masq_key(&args->key, tuple, source);
+	flow_sent_key(&args->key, tuple, FLOW_SNAT);
+	args->key.local = *source;
 	__builtin_memset(&args->flow, 0, sizeof(args->flow));
 	args->flow.owner = owner;
 	args->flow.nat_addr = tuple->src;

@@ -24,8 +24,8 @@
 static __always_inline bool offload_is_void(const struct packet *p, const struct connection *c,
 					    __u32 uplink, __u32 tick)
 {
-	struct way way = way_between(c->device, c->other ?: uplink, p->ipv6);
-	struct stack_note *note = stack_note_lookup(way);
+	struct stack_note *note =
+		stack_note_lookup(devices_hash(c->device, c->other ?: uplink), p->ipv6);
 
 	return note && note->bypassed && (__s32)(tick - note->bypassed) <= 0;
 }

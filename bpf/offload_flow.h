@@ -176,7 +176,10 @@ static __always_inline void offload_insert(struct __sk_buff *skb, const struct f
 		drop_for(skb, args->new.owner, REASON_NO_OFFLOAD);
 }
 
-/* Writes the copy back, if it has changed. */
+/*
+ * Writes the copy back, if it has changed. If the flow that was copied is gone or has moved to another uplink meanwhile, nothing is
+ * written.
+ */
 static __always_inline void offload_save(struct __sk_buff *skb, const struct connection *c)
 {
 	struct offload_copy *copy = offload_scratch_get();
@@ -187,7 +190,7 @@ static __always_inline void offload_save(struct __sk_buff *skb, const struct con
 		return;
 	args->key = c->key;
 	flow_access(FLOW_READ);
-	if (offload_update())
+	if (offload_update() || copy->before.payer)
 		return;
 	args->new = *(struct flow *)&copy->now;
 	offload_insert(skb, args);

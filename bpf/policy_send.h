@@ -339,13 +339,13 @@ static __always_inline void policy_await_last_hook(struct policy_args *args, str
 	if (!flow)
 		return;
 	policy_set_peer(args, &p->dst);
-	p->decided.pending = p->decided.ct_update ? PENDING_NOT : PENDING_JUDGE;
+	p->decided.pending = PENDING_JUDGE;
 	if (!policy_judge(args, p, RULE_SET_EGRESS(args->rule_sets), p->dport))
 		return;
 	if (exit != EXIT_GUARDED || device->route_set || route_has_rules(p->ipv6)) {
 		flow_lookup(flow);
 		policy_track(FROM_CONTAINER, args->owner);
-	} else if (p->decided.pending && args->kind == PEER_OUTSIDE) {
+	} else if (args->kind == PEER_OUTSIDE) {
 		p->decided.pending = PENDING_COMPARE;
 	}
 }

@@ -59,8 +59,12 @@ static __always_inline struct fwd_entry *route_lookup(const struct fwd_key *key)
 	return entry && fwd_entry_is_current(entry) && !route_has_rules(key->ipv6) ? entry : NULL;
 }
 
-/* Stores an answer, and returns its entry. NULL only for the verifier. */
-static __always_inline struct fwd_entry *route_store(const struct fwd_key *key, __u8 answer)
+/*
+ * Stores an answer about p, and returns its entry. The generation is from before the lookup: the answer does not outlive a
+ * change meanwhile. NULL only for the verifier.
+ */
+static __always_inline struct fwd_entry *route_store(const struct packet *p,
+						     const struct fwd_key *key, __u8 answer)
 {
 	struct fwd_entry *entry = fwd_cache_place(tuple_id(key));
 
@@ -69,7 +73,7 @@ static __always_inline struct fwd_entry *route_store(const struct fwd_key *key, 
 	entry->key = *key;
 	entry->action = FWD_ROUTE;
 	entry->updated = bpf_jiffies64();
-	entry->generation = generation_get();
+	entry->generation = p->decided.generation;
 	entry->flags = 0;
 	entry->budget = answer;
 	return entry;
@@ -97,6 +101,6 @@ __noinline int route_ask(struct __sk_buff *skb, __u32 question)
 		answer = fib_exit(skb, p);
 	else
 		answer = question == ROUTE_AWAY ? fib_leads_away(skb, p) : fib_is_local(skb, p);
-	route_store(key, answer);
+	route_store(p, key, answer);
 	return answer;
 }

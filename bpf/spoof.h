@@ -26,7 +26,8 @@
  */
 static __always_inline bool spoof_is_plain(const struct packet *p)
 {
-	if (!p->fast_eligible || (p->ipv6 && p->src.bytes[0] < 0x20)) /* no mapped address */
+	if (!p->fast_eligible ||
+	    (p->ipv6 && p->src.bytes[0] < 0x20)) /* ::, as an unset address of the device */
 		return false;
 	if (p->protocol != IPPROTO_UDP)
 		return p->protocol == IPPROTO_TCP;

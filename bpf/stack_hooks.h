@@ -194,34 +194,19 @@ static __always_inline __u64 device_address(const struct net *net, __u32 ifindex
 	return entry & 3 ? 0 : entry;
 }
 
-/* Two devices, in any order, and the family. */
-struct way {
-	__u32 low;
-	__u32 high; /* and in the lowest bit the family */
-};
-
-static __always_inline struct way way_between(__u32 a, __u32 b, bool ipv6)
+/* Returns a hash of two devices, in any order. */
+static __always_inline __u32 devices_hash(__u32 a, __u32 b)
 {
-	struct way way = {
-		.low = a < b ? a : b,
-		.high = (a < b ? b : a) << 1 | ipv6,
-	};
-
-	return way;
-}
-
-static __always_inline __u32 way_hash(struct way way)
-{
-	return hash_mix(hash_mix((__u32)config.secret[0], way.low), way.high >> 1);
+	return hash_mix(hash_mix((__u32)config.secret[0], a < b ? a : b), a < b ? b : a);
 }
 
 /*
- * Returns the note, which ways of the same family share: if one has no hooks, most likely the
- * other has none either. NULL only for the verifier.
+ * Returns the note of the devices with the hash, which others of the same family share: if one pair has no hooks, most likely
+ * the other has none either. NULL only for the verifier.
  */
-static __always_inline struct stack_note *stack_note_lookup(struct way way)
+static __always_inline struct stack_note *stack_note_lookup(__u32 hash, bool ipv6)
 {
-	__u32 place = way_hash(way) % (STACK_NOTES / 2) * 2 | (way.high & 1);
+	__u32 place = hash % (STACK_NOTES / 2) * 2 | ipv6;
 
 	return bpf_map_lookup_elem(&stack_notes, &place);
 }
@@ -245,8 +230,8 @@ static __always_inline __u32 stack_hooks_read(struct __sk_buff *skb, __u32 other
 }
 
 /*
- * Voids all cached decisions if the way with the hash had no hooks until now, as last says. If that is of another way, once per
- * tick: the two may differ for long.
+ * Voids all cached decisions if the devices with the hash had no hooks until now, as last says. If that is of other devices, once
+ * per tick: the two may differ for long.
  */
 static __always_inline void stack_hooks_return(volatile struct stack_note *note, __u64 last,
 					       __u64 hash)
@@ -263,8 +248,8 @@ static __always_inline void stack_hooks_return(volatile struct stack_note *note,
 }
 
 /*
- * Returns what the stack has for forwarded packets of skb's family and device, and of the device other, where its way begins or
- * ends; 0: unknown. The result has bits of enum stack_hook: those of devices only if there are no others. Reads the kernel's
+ * Returns what the stack has for forwarded packets of skb's family and device, and of the device other, where the packets come from or
+ * go to; 0: unknown. The result has bits of enum stack_hook: those of devices only if there are no others. Reads the kernel's
  * structures once per jiffy and generation: the note has a hash of the devices, 24 bits of these two, and 8 of the result. Without hooks,
  * packets between the two devices bypass the stack without an entry. So records of the stack are void: if its hooks return, it
  * has not seen these packets. Then all cached decisions are void, too: if only some packets of a connection went through the
@@ -275,7 +260,6 @@ __noinline enum stack_hook stack_hooks_of(struct __sk_buff *skb, __u32 other)
 	struct packet *p = pkt_scratch_get();
 	volatile struct stack_note *note;
 	__u64 hash, now, last;
-	struct way way;
 	__u32 found;
 	bool ipv6;
 
@@ -283,11 +267,10 @@ __noinline enum stack_hook stack_hooks_of(struct __sk_buff *skb, __u32 other)
 		return HOOK_UNKNOWN;
 	/* Read once: a packet may interrupt a test run of the program stack_hooks. */
 	ipv6 = *(volatile bool *)&p->ipv6;
-	way = way_between(skb->ifindex, other, ipv6);
-	note = stack_note_lookup(way);
+	hash = devices_hash(skb->ifindex, other);
+	note = stack_note_lookup(hash, ipv6);
 	if (!note)
 		return HOOK_UNKNOWN;
-	hash = way_hash(way);
 	now = hash << 32 | ((__u32)bpf_jiffies64() ^ generation_get()) << 8;
 	last = note->hooks;
 	if (last >> 8 == now >> 8)

@@ -46,16 +46,21 @@ static __always_inline bool tuple_hint_renew(__u32 id, __u32 value)
 	return true;
 }
 
+/* Returns the hint, as if it had not been taken, or 0 if there is none. */
+static __always_inline __u64 tuple_hint_get(__u32 id)
+{
+	volatile __u64 *word = tuple_hint_lookup(id);
+	__u64 hint = word ? *word | HINT_UNTAKEN : 0;
+
+	return hint >> 32 == id ? hint : 0;
+}
+
 /* Returns the number in the hint, or other if there is none. */
 static __always_inline __u32 tuple_hint_read(__u32 id, __u32 other)
 {
-	volatile __u64 *word = tuple_hint_lookup(id);
-	__u64 hint;
+	__u64 hint = tuple_hint_get(id);
 
-	if (!word)
-		return other;
-	hint = *word | HINT_UNTAKEN;
-	return hint >> 32 == id ? hint : other;
+	return hint ? hint : other;
 }
 
 /*
@@ -88,9 +93,7 @@ static __always_inline void tuple_hint_clear(const struct packet *p)
 /* Reports whether there is a hint of the tuple with the id: for TCP, the connection may have bypassed the stack. */
 static __always_inline bool tuple_hint_exists(__u32 id)
 {
-	volatile __u64 *word = tuple_hint_lookup(id);
-
-	return word && (*word | HINT_UNTAKEN) >> 32 == id;
+	return tuple_hint_get(id);
 }
 
 /* The id of the hint of a delivered packet whose tuple has the id. */
@@ -119,13 +122,12 @@ static __always_inline bool tuple_reply_is_delivered(const struct fwd_key *tuple
 	__u32 id = tuple_delivery_id(id_of(&tuple->dst, tuple->dport, &tuple->src, tuple->sport,
 					   tuple->protocol, tuple->ipv6),
 				     translated);
-	volatile __u64 *word = tuple_hint_lookup(id);
-	__u64 hint = word ? *word : 0;
+	__u64 hint = tuple_hint_get(id);
 	__u16 age = now_ticks() - ((__u32)hint >> 16);
 
 	*hop = hint;
 	*tick = now_ticks() - age;
-	return hint >> 32 == id && age <= CT_UDP_INTERVAL;
+	return hint && age <= CT_UDP_INTERVAL;
 }
 
 #define TCP_UNACKED (1U << 18) /* bytes that a receiver leaves unacknowledged */

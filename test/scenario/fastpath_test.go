@@ -199,7 +199,13 @@ func TestConntrackFollowsOffloadedConnections(t *testing.T) {
 // conntrack keeps a quiet connection as long as nf_conntrack_tcp_timeout_established says: from the beginning of the
 // offload, and from each conntrack update, which no receiver sees.
 func TestConntrackKeepsQuietConnections(t *testing.T) {
-	n := newNetworkWith(t, withKeys(smallestTable)) // which is read often
+	for name, rules := range map[string]string{"": "", "with rules": `, "policy": {"ingress": [{}], "egress": [{}]}`} {
+		t.Run(name, func(t *testing.T) { testQuietConnections(t, rules) })
+	}
+}
+
+func testQuietConnections(t *testing.T, rules string) {
+	n := newNetworkWith(t, withKeys(smallestTable+rules)) // a small table is read often
 	n.nft(t, dropInvalid)
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	ends := []*testenv.Namespace{a.Namespace, web.Namespace, n.Outside}

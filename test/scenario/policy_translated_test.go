@@ -249,3 +249,24 @@ func TestPolicyOfSecondInterfaceAndReusedPort(t *testing.T) {
 		})
 	}
 }
+
+// The rules for a container's packets to its node hold also where its device does not forward, and route lookups of programs fail.
+func TestEgressRulesWithoutForwarding(t *testing.T) {
+	n := newNetwork(t)
+	free := n.AddPod(t, "free", nil)
+	jailed := n.addWith(t, "jailed", `"policy": {"host": false, "egress": []}`, nil)
+	for _, pod := range []*testenv.Pod{jailed, free} {
+		device, err := n.node().Netlink().LinkByIndex(n.hostDeviceOf(t, pod))
+		testenv.Must(t, err)
+		for _, family := range []string{"ipv4", "ipv6"} {
+			testenv.Must(t, n.node().SetSysctl("net/"+family+"/conf/"+device.Attrs().Name+"/forwarding", "0"))
+		}
+	}
+	for _, f := range testenv.Families {
+		servePolicyProbes(t, n.node(), f.Node)
+	}
+	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
+		n.wantProbe(t, protocol+"80", free.Namespace, n.node(), f.Node, free, true, reasonPolicyEgress)
+		n.wantProbe(t, protocol+"80", jailed.Namespace, n.node(), f.Node, jailed, false, reasonPolicyEgress)
+	})
+}
