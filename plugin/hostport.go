@@ -3,7 +3,6 @@ package plugin
 import (
 	"errors"
 	"fmt"
-	iofs "io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
+	"github.com/ebpfnet/ebpfnet/plugin/namespace"
 )
 
 // checkListeners returns an error if a process of the host has a socket whose clients a host port
@@ -30,7 +30,7 @@ func checkListeners(ports []maps.HostPort, containerID string) error {
 	if err != nil {
 		return err
 	}
-	table, errTCP := readSockets(fs)
+	table, errTCP := readSockets()
 	ports = slices.DeleteFunc(ports, func(port maps.HostPort) bool { // only connections of the host, open or past
 		return port.Protocol == maps.TCP && errTCP == nil && len(table.at(port)) == 0
 	})
@@ -85,44 +85,28 @@ type socketTable map[protocolPort][]socket
 
 type protocolPort struct {
 	protocol maps.Protocol
-	port     uint64
+	port     uint16
 }
 
-// readSockets reads the sockets of this network namespace. Where errTCP is not nil, some of TCP may be missing. Netlink
-// would be faster, but a kernel may lack inet_diag, and only a port in use waits for this.
-func readSockets(fs procfs.FS) (table socketTable, errTCP error) {
-	const listening = 10
-
+// readSockets reads the sockets of this network namespace. Where errTCP is not nil, some of TCP may be missing.
+func readSockets() (table socketTable, errTCP error) {
 	table = socketTable{}
-	//lint:ignore SA1019 see above
-	tcp4, errTCP := fs.NetTCP()
-	//lint:ignore SA1019 see above
-	tcp6, err := fs.NetTCP6()
-	if !errors.Is(err, iofs.ErrNotExist) { // a kernel without IPv6
-		errTCP = errors.Join(errTCP, err)
-	}
-	for _, line := range append(tcp4, tcp6...) {
-		if line.St == listening {
-			table.add(protocolPort{maps.TCP, line.LocalPort}, line.LocalAddr, line.Inode)
+	tcp, errTCP := namespace.Sockets(unix.IPPROTO_TCP)
+	udp, _ := namespace.Sockets(unix.IPPROTO_UDP)
+	for _, s := range append(tcp, udp...) {
+		protocol := maps.Protocol(s.Protocol)
+		if protocol == maps.UDP || s.State == namespace.StateListen {
+			port := protocolPort{protocol, s.Local.Port()}
+			table[port] = append(table[port], socket{s.Local.Addr(), fmt.Sprintf("socket:[%d]", s.Inode)})
 		}
 	}
-	udp4, _ := fs.NetUDP()
-	udp6, _ := fs.NetUDP6()
-	for _, line := range append(udp4, udp6...) {
-		table.add(protocolPort{maps.UDP, line.LocalPort}, line.LocalAddr, line.Inode)
-	}
 	return table, errTCP
-}
-
-func (t socketTable) add(port protocolPort, local []byte, inode uint64) {
-	addr, _ := netip.AddrFromSlice(local)
-	t[port] = append(t[port], socket{addr: addr.Unmap(), name: fmt.Sprintf("socket:[%d]", inode)})
 }
 
 // at returns the sockets whose clients a host port would take over. A socket of [::] may serve both
 // families, but only IPv6 if another socket has the port's IPv4 address.
 func (t socketTable) at(port maps.HostPort) (found []socket) {
-	sockets := t[protocolPort{port.Protocol, uint64(port.HostPort)}]
+	sockets := t[protocolPort{port.Protocol, port.HostPort}]
 	for _, s := range sockets {
 		sameAddr := s.addr == port.HostAddr || s.addr.IsUnspecified() || port.HostAddr.IsUnspecified()
 		if s.addr.Is4() == port.HostAddr.Is4() && sameAddr {

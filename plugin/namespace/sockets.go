@@ -24,23 +24,56 @@ type Connection struct {
 	Local, Remote netip.AddrPort
 }
 
-// socketFiles list the sockets of the reading thread's network namespace. Netlink would need
-// families that a kernel may lack.
-var socketFiles = []struct {
-	path     string
-	protocol uint8
-}{
-	{"/proc/thread-self/net/tcp", unix.IPPROTO_TCP},
-	{"/proc/thread-self/net/tcp6", unix.IPPROTO_TCP},
-	{"/proc/thread-self/net/udp", unix.IPPROTO_UDP},
-	{"/proc/thread-self/net/udp6", unix.IPPROTO_UDP},
+// Socket is a line of the kernel's lists of sockets.
+type Socket struct {
+	Connection
+	State uint8
+	Inode uint64 // 0 after its end
+}
+
+// Sockets returns the sockets of a protocol, TCP or UDP, in the calling thread's namespace. After an error, some are
+// missing. Netlink would be faster, but needs families that a kernel may lack.
+func Sockets(protocol uint8) ([]Socket, error) {
+	path := "/proc/thread-self/net/tcp"
+	if protocol == unix.IPPROTO_UDP {
+		path = "/proc/thread-self/net/udp"
+	}
+	found, errIPv4 := readFile(path, protocol)
+	found6, errIPv6 := readFile(path+"6", protocol)
+	if errors.Is(errIPv6, fs.ErrNotExist) { // a kernel without IPv6
+		errIPv6 = nil
+	}
+	return append(found, found6...), errors.Join(errIPv4, errIPv6)
+}
+
+func readFile(path string, protocol uint8) ([]Socket, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	found, err := read(file, protocol)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return found, nil
 }
 
 // Connections returns the connections that sockets in a namespace have opened, and those that they have
 // accepted, without those within the namespace.
 func Connections(ns netns.NsHandle) (opened, accepted []Connection, err error) {
 	var all sockets
-	if err := link.InNamespace(ns, all.readFiles); err != nil {
+	err = link.InNamespace(ns, func() error {
+		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			found, err := Sockets(protocol)
+			if err != nil {
+				return err
+			}
+			all.add(found)
+		}
+		return nil
+	})
+	if err != nil {
 		return nil, nil, fmt.Errorf("read the sockets of a network namespace: %w", err)
 	}
 	opened, accepted = all.split()
@@ -74,25 +107,6 @@ func (s *sockets) split() (opened, accepted []Connection) {
 	return opened, accepted
 }
 
-// readFiles reads the files for the calling thread's namespace. Without IPv6, some are missing.
-func (s *sockets) readFiles() error {
-	for _, f := range socketFiles {
-		file, err := os.Open(f.path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		err = s.read(file, f.protocol)
-		file.Close()
-		if err != nil {
-			return fmt.Errorf("%s: %w", f.path, err)
-		}
-	}
-	return nil
-}
-
 // The states of sockets in the files that matter: TCP_ESTABLISHED etc. of the kernel.
 const (
 	stateEstablished = 1
@@ -101,38 +115,43 @@ const (
 	stateFINWait2    = 5
 	stateUnconnected = 7 // of UDP
 	stateCloseWait   = 8
-	stateListen      = 10
+	// StateListen is the state of a TCP socket that listens.
+	StateListen = 10
 )
 
-// read reads a file: a heading, and a line per socket.
-func (s *sockets) read(from io.Reader, protocol uint8) error {
+// read reads a file: a heading, and a line per socket. A line has 10 fields or more: a number, the two ends, the state,
+// five others, and the inode.
+func read(from io.Reader, protocol uint8) (found []Socket, err error) {
 	lines := bufio.NewScanner(from)
 	lines.Scan()
 	for lines.Scan() {
 		fields := strings.Fields(lines.Text())
-		if len(fields) < 4 {
-			return fmt.Errorf("unknown line %q", lines.Text())
+		if len(fields) < 10 {
+			return nil, fmt.Errorf("unknown line %q", lines.Text())
 		}
 		local, errLocal := parseAddrPort(fields[1])
 		remote, errRemote := parseAddrPort(fields[2])
 		state, errState := strconv.ParseUint(fields[3], 16, 8)
-		if err := errors.Join(errLocal, errRemote, errState); err != nil {
-			return fmt.Errorf("unknown line %q: %w", lines.Text(), err)
+		inode, errInode := strconv.ParseUint(fields[9], 10, 64)
+		if err := errors.Join(errLocal, errRemote, errState, errInode); err != nil {
+			return nil, fmt.Errorf("unknown line %q: %w", lines.Text(), err)
 		}
-		s.add(Connection{protocol, local, remote}, state)
+		found = append(found, Socket{Connection{protocol, local, remote}, uint8(state), inode})
 	}
-	return lines.Err()
+	return found, lines.Err()
 }
 
-func (s *sockets) add(c Connection, state uint64) {
-	switch state {
-	case stateListen, stateUnconnected:
-		if s.served == nil {
-			s.served = map[servedPort]bool{}
+func (s *sockets) add(found []Socket) {
+	for _, socket := range found {
+		switch socket.State {
+		case StateListen, stateUnconnected:
+			if s.served == nil {
+				s.served = map[servedPort]bool{}
+			}
+			s.served[servedPort{socket.Protocol, socket.Local.Port()}] = true
+		case stateEstablished, stateSYNSent, stateFINWait1, stateFINWait2, stateCloseWait:
+			s.connected = append(s.connected, socket.Connection)
 		}
-		s.served[servedPort{c.Protocol, c.Local.Port()}] = true
-	case stateEstablished, stateSYNSent, stateFINWait1, stateFINWait2, stateCloseWait:
-		s.connected = append(s.connected, c)
 	}
 }
 

@@ -66,9 +66,11 @@ func TestOpenedSockets(t *testing.T) {
 		}},
 		{unix.IPPROTO_UDP, []string{row("[fd00:88::2]:40031", "[fd00:88::3]:53", 1)}},
 	} {
-		if err := s.read(strings.NewReader("  sl  local_address rem_address   st\n"+strings.Join(file.rows, "")), file.protocol); err != nil {
+		found, err := read(strings.NewReader("  sl  local_address rem_address   st\n"+strings.Join(file.rows, "")), file.protocol)
+		if err != nil {
 			t.Fatal(err)
 		}
+		s.add(found)
 	}
 	var got []string
 	opened, accepted := s.split()
@@ -116,19 +118,45 @@ func TestParseAddrPort(t *testing.T) {
 	}
 }
 
-func TestReadRefusesUnknownText(t *testing.T) {
-	for _, line := range []string{
-		"0: 0200580A:1F90 0300580A:0050",
-		"0: 0200580A:1F90 0300580A:0050 XX",
-		"0: 0200580A 0300580A:0050 01",
-		"0: 0200580A00:1F90 0300580A:0050 01",
-		"0: 0200580A0300580A:1F90 0300580A:0050 01",
-		"0: 0200580A:1F90 0300580G:0050 01",
-		"0: :1F90 0300580A:0050 01",
+// TestReadSocket reads the kernel's own lines of the files of TCP and UDP.
+func TestReadSocket(t *testing.T) {
+	for _, test := range []struct {
+		protocol uint8
+		line     string // %s: the local address
+		local    string
+		state    uint8
+		inode    uint64
+	}{
+		{unix.IPPROTO_TCP, "   1: %s 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 18446744073709551615 1 0000000000000000 100 0 0 10 0", "192.0.2.1:8080", 10, 1<<64 - 1},
+		{unix.IPPROTO_TCP, "   2: %s 0100007F:A3F2 06 00000000:00000000 03:00000F2E 00000000     0        0 0 3 0000000000000000", "192.0.2.1:8080", 6, 0},
+		{unix.IPPROTO_UDP, " 1234: %s 00000000000000000000000000000000:0000 07 00000000:00000000 00:00000000 00000000   107        0 29514 2 0000000000000000 0", "[2001:db8::1]:53", 7, 29514},
 	} {
-		var s sockets
-		if err := s.read(strings.NewReader("heading\n"+line+"\n"), unix.IPPROTO_TCP); err == nil {
+		got, err := read(strings.NewReader("heading\n"+fmt.Sprintf(test.line, printed(test.local))+"\n"), test.protocol)
+		if err != nil || len(got) != 1 || got[0].Protocol != test.protocol || got[0].Local.String() != test.local || got[0].State != test.state || got[0].Inode != test.inode {
+			t.Errorf("%s: got %+v, %v; want state %d, inode %d", test.local, got, err, test.state, test.inode)
+		}
+	}
+}
+
+func TestReadRefusesUnknownText(t *testing.T) {
+	const rest = " 00000000:00000000 00:00000000 00000000 0 0 29514"
+
+	for _, line := range []string{
+		"0: 0200580A:1F90 0300580A:0050 01",
+		"0: 0200580A:1F90 0300580A:0050 01 00000000:00000000 00:00000000 00000000 0 0",
+		"0: 0200580A:1F90 0300580A:0050 01 00000000:00000000 00:00000000 00000000 0 0 2951F",
+		"0: 0200580A:1F90 0300580A:0050 XX" + rest,
+		"0: 0200580A 0300580A:0050 01" + rest,
+		"0: 0200580A00:1F90 0300580A:0050 01" + rest,
+		"0: 0200580A0300580A:1F90 0300580A:0050 01" + rest,
+		"0: 0200580A:1F90 0300580G:0050 01" + rest,
+		"0: :1F90 0300580A:0050 01" + rest,
+	} {
+		if _, err := read(strings.NewReader("heading\n"+line+"\n"), unix.IPPROTO_TCP); err == nil {
 			t.Errorf("%q: got no error", line)
 		}
+	}
+	if _, err := read(strings.NewReader("heading\n0: 0200580A:1F90 0300580A:0050 01"+rest+"\n"), unix.IPPROTO_TCP); err != nil {
+		t.Error(err)
 	}
 }
