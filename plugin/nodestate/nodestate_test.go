@@ -70,6 +70,41 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// TestRulesFile reads rules once, and again after an error or a change.
+func TestRulesFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.json")
+	var file RulesFile
+	read := func() int {
+		t.Helper()
+		rules, err := file.Read(path)
+		if err != nil {
+			t.Error(err)
+		}
+		return len(rules.Rules)
+	}
+	if got := read(); got != 0 {
+		t.Errorf("without a file: got %d rules, want none", got)
+	}
+	if err := os.WriteFile(RulesOf(path), []byte(`{"rules": [{"name": `), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if rules, err := file.Read(path); err == nil {
+			t.Errorf("a file that is cut: got %+v, want an error", rules)
+		}
+	}
+	for _, want := range []int{1, 2} {
+		if err := WriteRules(path, Rules{Rules: make([]ObjectRule, want)}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if got := read(); got != want {
+				t.Errorf("got %d rules, want %d", got, want)
+			}
+		}
+	}
+}
+
 // TestReplace leaves one file, and an equal one alone.
 func TestReplace(t *testing.T) {
 	dir := t.TempDir()

@@ -122,8 +122,10 @@ func (f *RulesFile) Read(path string) (*Rules, error) {
 	if err == nil && f.read != nil && os.SameFile(now, f.read) && now.ModTime().Equal(f.read.ModTime()) {
 		return &f.rules, nil
 	}
-	f.rules, f.read = Rules{}, now // nil without a file
-	_, err = readJSON(RulesOf(path), maxSize, &f.rules)
+	f.rules, f.read = Rules{}, nil
+	if _, err = readJSON(RulesOf(path), maxSize, &f.rules); err == nil {
+		f.read = now // nil without a file
+	}
 	return &f.rules, err
 }
 
