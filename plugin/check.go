@@ -138,6 +138,11 @@ func report(differences []error) error {
 	if errors.Is(err, flock.ErrBusy) {
 		return err // something could not be read, which is no difference
 	}
+	for _, difference := range differences {
+		if coded, ok := errors.AsType[*cnitypes.Error](difference); ok && coded.Code == cnitypes.ErrTryAgainLater {
+			return coded // of another IPAM plugin, such as one that did not finish in time
+		}
+	}
 	if err != nil {
 		return cnitypes.NewError(cnierr.CodeDiffers, "not as ADD left it: "+err.Error(), "DEL and ADD the container to fix what names no other remedy")
 	}

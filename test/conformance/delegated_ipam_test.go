@@ -60,11 +60,12 @@ func TestDelegatedIPAMFails(t *testing.T) {
 }
 
 // TestDelegatedIPAMVerbs checks that every verb is passed on to the other IPAM plugin with the whole configuration,
-// and that its stderr and its error are returned.
+// and that its stderr and its error are returned. A CHECK that it does not finish in time finds no difference.
 func TestDelegatedIPAMVerbs(t *testing.T) {
 	h := newHost(t)
 	var verbs func() string
 	h.path, verbs = installIPAMScript(t, "scripted", `cd $(dirname "$0"); cat >stdin; echo "from ipam" >&2
+		if [ -e hang ]; then exec sleep 1000; fi
 		if [ -e fail ]; then echo '{"code": 117, "msg": "out of service"}'; exit 1; fi
 		if [ "$CNI_COMMAND" = ADD ]; then echo '{"cniVersion": "1.1.0", "ips": [{"address": "10.88.0.9/24"}]}'; fi`)
 	p := h.pod(t, "c1", with(single("1.1.0"), "ipam", object{"type": "scripted", "key": "its own"}))
@@ -95,8 +96,14 @@ func TestDelegatedIPAMVerbs(t *testing.T) {
 		h.wantUnchanged(t, before, p.Namespace)
 		testenv.Must(t, os.WriteFile(filepath.Join(h.path, "fail"), nil, 0o600))
 	}
-	testenv.Must(t, os.Remove(filepath.Join(h.path, "fail")))
-	if got, want := verbs(), "ADD CHECK STATUS GC DEL ADD DEL CHECK STATUS GC DEL"; got != want {
+	testenv.Must(t, os.Rename(filepath.Join(h.path, "fail"), filepath.Join(h.path, "hang")))
+	call, stopped := p.callWithFault(t, "CHECK", fault{Deadline: 2 * time.Second})
+	testenv.Must(t, os.Remove(filepath.Join(h.path, "hang")))
+	if stopped {
+		t.Fatal("CHECK did not end in time")
+	}
+	wantError(t, call, codeTryAgain, "in time", `ipam.type "scripted"`)
+	if got, want := verbs(), "ADD CHECK STATUS GC DEL ADD DEL CHECK STATUS GC DEL CHECK"; got != want {
 		t.Errorf("calls of the IPAM plugin: got %s, want %s", got, want)
 	}
 }
