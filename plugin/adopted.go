@@ -21,7 +21,7 @@ type adopted struct{ *verb }
 // del lets the plugins that made a container remove what they made, if the container is adopted. After an error its
 // record and its address must stay, for the runtime's next DEL.
 func (a adopted) del(ctx context.Context, rec *record.Record, netns string) (isAdopted bool, err error) {
-	if rec == nil || len(rec.Others) == 0 || !a.hasIPAM() {
+	if rec == nil || len(rec.Others) == 0 || !a.config.HasIPAM() {
 		return false, nil
 	}
 	return true, a.delByOthers(ctx, rec, netns)

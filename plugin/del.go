@@ -59,7 +59,7 @@ func (v *verb) disconnect(ctx context.Context, netns string) (releasable bool, e
 	datapath, err := loader.OpenForRelease()
 	if err == nil {
 		defer datapath.Close()
-		if rec == nil && !v.hasIPAM() {
+		if rec == nil && !v.config.HasIPAM() {
 			rec, err = v.recordOfDevice(datapath)
 		}
 		err = errors.Join(err, disconnectDevice(ctx, datapath, owner, rec.ChainedIndex()))
@@ -99,10 +99,6 @@ func (v *verb) recordOfDevice(datapath *loader.Datapath) (*record.Record, error)
 	}
 	return &record.Record{Attachment: v.config.Attachment, Chained: &record.Chained{HostIndex: device.Attrs().Index}}, nil
 }
-
-// hasIPAM reports whether the list's addresses are those of our plugin, or of one that it executes. Then
-// our plugin is not behind the one that has made an adopted container.
-func (v *verb) hasIPAM() bool { return v.config.IPAM != nil || v.delegate != nil }
 
 func disconnectDevice(ctx context.Context, datapath *loader.Datapath, owner loader.Owner, hostIndex int) error {
 	errClose := withEntries(ctx, datapath, func(store *maps.Store) error { return store.CloseHostPorts(owner) })

@@ -366,9 +366,11 @@ const interfaceOfOther = "after another plugin the interface belongs to that plu
 
 // IsChained reports whether an ADD works on the interface that a plugin before it made. With ipam
 // ebpfnet makes the interface itself, whatever came before.
-func (c *Config) IsChained() bool { return c.PrevResult != nil && !c.hasIPAM() }
+func (c *Config) IsChained() bool { return c.PrevResult != nil && !c.HasIPAM() }
 
-func (c *Config) hasIPAM() bool { return c.IPAM != nil || c.Delegate != "" }
+// HasIPAM reports whether the list's addresses are those of our plugin, or of one that it executes. Then our plugin is
+// not behind the one that has made a container.
+func (c *Config) HasIPAM() bool { return c.IPAM != nil || c.Delegate != "" }
 
 // CheckPosition refuses what ADD cannot do at its place in the list: to make an interface that a plugin
 // before it made, or on such an interface what only that plugin can do.
@@ -376,10 +378,10 @@ func (c *Config) CheckPosition() error {
 	switch {
 	case c.PrevResult == nil:
 		return nil
-	case c.hasIPAM() && InterfaceOf(c.PrevResult, c.Attachment.IfName) >= 0:
+	case c.HasIPAM() && InterfaceOf(c.PrevResult, c.Attachment.IfName) >= 0:
 		return cnierr.Unsupported("prevResult.interfaces", c.Attachment.IfName,
 			`a plugin before made it; with "ipam" ebpfnet makes the interface itself, without it ebpfnet works on that plugin's`)
-	case c.hasIPAM():
+	case c.HasIPAM():
 		return nil
 	case c.MTU != 0:
 		return cnierr.Unsupported("mtu", c.MTU, interfaceOfOther)
@@ -425,7 +427,7 @@ func (c *Call) ParseForRelease() (*Config, error) {
 		return nil, err
 	}
 	config := &Config{Attachment: c.attachment(conf.Name), DataDir: DataDir(conf.DataDir)}
-	if config.Delegate, _ = delegateType(conf.IPAM); config.Delegate == "" && hasIPAM(conf.IPAM) {
+	if config.Delegate, _ = delegateType(conf.IPAM); config.Delegate == "" && isSection(conf.IPAM) {
 		config.IPAM = reservationsOf(conf.Name, conf.IPAM)
 	}
 	return config, nil

@@ -33,7 +33,7 @@ func (c *Call) ParseAddresses() (*ipam.Config, error) {
 	if err := c.decode(&conf); err != nil {
 		return nil, err
 	}
-	if !hasIPAM(conf.IPAM) {
+	if !isSection(conf.IPAM) {
 		return nil, cnierr.Invalid("ipam", "", `an object, like {"type": "ebpfnet-ipam", "ranges": [[{"subnet": "10.84.0.0/24"}]]}`)
 	}
 	if err := c.checkObjects(ipamObjects(conf.IPAM)); err != nil {
@@ -134,7 +134,7 @@ func (c *netConf) checkNoAddresses(env cniArgs) error {
 		return cnierr.Invalid("runtimeConfig.portMappings", c.RuntimeConfig.PortMappings, none)
 	case len(c.RuntimeConfig.IPs) > 0:
 		return cnierr.Invalid("runtimeConfig.ips", c.RuntimeConfig.IPs, none)
-	case hasIPAM(c.RuntimeConfig.IPRanges):
+	case isSection(c.RuntimeConfig.IPRanges):
 		return cnierr.Invalid("runtimeConfig.ipRanges", c.RuntimeConfig.IPRanges, none)
 	case len(c.Args.CNI.IPs) > 0:
 		return cnierr.Invalid("args.cni.ips", c.Args.CNI.IPs, none)
@@ -160,7 +160,7 @@ func delegateType(section json.RawMessage) (string, error) {
 
 // ipamType returns the type of an "ipam" section, or "" for an interface without addresses.
 func ipamType(section json.RawMessage) (string, error) {
-	if !hasIPAM(section) {
+	if !isSection(section) {
 		return "", nil
 	}
 	var object struct {
@@ -175,9 +175,9 @@ func ipamType(section json.RawMessage) (string, error) {
 	return object.Type, nil
 }
 
-// hasIPAM returns false for a section that is missing, null or {}. As with the bridge plugin these
+// isSection returns false for one that is missing, null or {}. As with the bridge plugin these
 // mean an interface without addresses.
-func hasIPAM(section json.RawMessage) bool {
+func isSection(section json.RawMessage) bool {
 	var object map[string]any
 	err := json.Unmarshal(section, &object)
 	return len(section) > 0 && (err != nil || len(object) > 0)
