@@ -65,7 +65,7 @@ func (a *adder) attach(ctx context.Context) error {
 		if err := store.AddRoutes(a.gatewayRoutes); err != nil {
 			return err
 		}
-		if len(a.hostPorts()) > 0 {
+		if len(a.config.HostPortsFor(a.endpoints)) > 0 {
 			store.KeepGeneration() // openHostPorts makes a new one
 		}
 		return nil
@@ -77,13 +77,6 @@ func (a *adder) attach(ctx context.Context) error {
 		return a.datapath.AttachLiveEndpoint(a.pair.HostIndex)
 	}
 	return a.datapath.AttachEndpoint(a.pair.HostIndex)
-}
-
-func (a *adder) hostPorts() (entries []maps.HostPort) {
-	for _, port := range a.config.HostPorts {
-		entries = append(entries, port.EntriesFor(a.endpoints)...)
-	}
-	return entries
 }
 
 func (a *adder) addEndpoint(store *maps.Store, endpoint maps.Endpoint) error {
@@ -156,7 +149,7 @@ func (a *adder) attachUplinks(ctx context.Context) error {
 }
 
 func (a *adder) openHostPorts(ctx context.Context) error {
-	entries := a.hostPorts()
+	entries := a.config.HostPortsFor(a.endpoints)
 	if len(entries) == 0 {
 		return nil
 	}

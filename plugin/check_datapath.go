@@ -117,10 +117,7 @@ func (c *checker) checkEndpoint(endpoint maps.Endpoint) bool {
 }
 
 func (c *checker) checkHostPorts(endpoints []maps.Endpoint) {
-	var entries []maps.HostPort
-	for _, port := range c.config.HostPorts {
-		entries = append(entries, port.EntriesFor(endpoints)...)
-	}
+	entries := c.config.HostPortsFor(endpoints)
 	for _, want := range entries {
 		c.checkHostPort(want)
 	}

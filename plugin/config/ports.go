@@ -52,8 +52,8 @@ func parsePorts(asked []portMapping) ([]HostPort, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, ipv4 := range port.families() {
-			entry := maps.HostPort{HostAddr: port.hostAddr(ipv4), HostPort: port.HostPort, Protocol: port.Protocol}
+		for _, hostAddr := range port.hostAddrs() {
+			entry := maps.HostPort{HostAddr: hostAddr, HostPort: port.HostPort, Protocol: port.Protocol}
 			if seen[entry] {
 				return nil, cnierr.Invalid(key+".hostPort", mapping.HostPort, "each port once per address and protocol")
 			}
@@ -64,23 +64,28 @@ func parsePorts(asked []portMapping) ([]HostPort, error) {
 	return parsed, nil
 }
 
-// families returns, for each family of the port, whether it is IPv4.
-func (p HostPort) families() []bool {
+// hostAddrs returns the port's address on the host for each family that it has.
+func (p HostPort) hostAddrs() []netip.Addr {
 	if p.HostAddr.IsValid() {
-		return []bool{p.HostAddr.Is4()}
+		return []netip.Addr{p.HostAddr}
 	}
-	return []bool{true, false}
+	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 }
 
-func (m portMapping) parse(key string) (HostPort, error) {
-	port := HostPort{HostPort: uint16(m.HostPort), ContainerPort: uint16(m.ContainerPort)}
-	if m.HostPort < 1 || m.HostPort > 65535 {
-		return port, cnierr.Invalid(key+".hostPort", m.HostPort, "a port from 1 to 65535")
+func parsePort(key string, port int) (uint16, error) {
+	if port < 1 || port > 65535 {
+		return 0, cnierr.Invalid(key, port, "a port from 1 to 65535")
 	}
-	if m.ContainerPort < 1 || m.ContainerPort > 65535 {
-		return port, cnierr.Invalid(key+".containerPort", m.ContainerPort, "a port from 1 to 65535")
+	return uint16(port), nil
+}
+
+func (m portMapping) parse(key string) (port HostPort, err error) {
+	if port.HostPort, err = parsePort(key+".hostPort", m.HostPort); err != nil {
+		return port, err
 	}
-	var err error
+	if port.ContainerPort, err = parsePort(key+".containerPort", m.ContainerPort); err != nil {
+		return port, err
+	}
 	if port.Protocol, err = parseProtocol(key, m.Protocol); err != nil {
 		return port, err
 	}
@@ -124,11 +129,12 @@ func addSrcRanges(ports []HostPort, lists []portSources) error {
 		if len(ranges) == 0 {
 			return cnierr.Invalid(key+".sources", list.Sources, "client networks, like 192.0.2.0/24")
 		}
-		if list.HostPort < 1 || list.HostPort > 65535 {
-			return cnierr.Invalid(key+".hostPort", list.HostPort, "a port from 1 to 65535")
+		hostPort, err := parsePort(key+".hostPort", list.HostPort)
+		if err != nil {
+			return err
 		}
 		for i := range ports {
-			if int(ports[i].HostPort) == list.HostPort && ports[i].Protocol == protocol {
+			if ports[i].HostPort == hostPort && ports[i].Protocol == protocol {
 				ports[i].SrcRanges = append(ports[i].SrcRanges, ranges...)
 			}
 		}
@@ -136,37 +142,32 @@ func addSrcRanges(ports []HostPort, lists []portSources) error {
 	return nil
 }
 
-// EntriesFor returns the map entries of a port for a container's addresses: one for each family
-// that both have. As with portmap the first address of a family receives the traffic.
-func (p HostPort) EntriesFor(endpoints []maps.Endpoint) (entries []maps.HostPort) {
-	used := map[bool]bool{} // by family
-	for _, endpoint := range endpoints {
-		ipv4 := endpoint.Addr.Is4()
-		if used[ipv4] || !slices.Contains(p.families(), ipv4) {
-			continue
-		}
-		used[ipv4] = true
-		entries = append(entries, maps.HostPort{
-			HostAddr:      p.hostAddr(ipv4),
-			HostPort:      p.HostPort,
-			Protocol:      p.Protocol,
-			ContainerAddr: endpoint.Addr,
-			ContainerPort: p.ContainerPort,
-			SrcRanges:     maps.PrefixSetOf(p.SrcRanges),
-			Owner:         endpoint.Owner,
-			Network:       endpoint.Network,
-		})
+// HostPortsFor returns the map entries of all host ports for a container's addresses.
+func (c *Config) HostPortsFor(endpoints []maps.Endpoint) (entries []maps.HostPort) {
+	for _, port := range c.HostPorts {
+		entries = append(entries, port.entriesFor(endpoints)...)
 	}
 	return entries
 }
 
-func (p HostPort) hostAddr(ipv4 bool) netip.Addr {
-	switch {
-	case p.HostAddr.IsValid():
-		return p.HostAddr
-	case ipv4:
-		return netip.IPv4Unspecified()
-	default:
-		return netip.IPv6Unspecified()
+// entriesFor returns the map entries of a port: one for each family that both it and the addresses have. As with portmap
+// the first address of a family receives the traffic.
+func (p HostPort) entriesFor(endpoints []maps.Endpoint) (entries []maps.HostPort) {
+	for _, hostAddr := range p.hostAddrs() {
+		first := slices.IndexFunc(endpoints, func(e maps.Endpoint) bool { return e.Addr.Is4() == hostAddr.Is4() })
+		if first < 0 {
+			continue
+		}
+		entries = append(entries, maps.HostPort{
+			HostAddr:      hostAddr,
+			HostPort:      p.HostPort,
+			Protocol:      p.Protocol,
+			ContainerAddr: endpoints[first].Addr,
+			ContainerPort: p.ContainerPort,
+			SrcRanges:     maps.PrefixSetOf(p.SrcRanges),
+			Owner:         endpoints[first].Owner,
+			Network:       endpoints[first].Network,
+		})
 	}
+	return entries
 }

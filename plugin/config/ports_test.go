@@ -92,7 +92,7 @@ func TestEntriesFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []string
-			for _, port := range mapping.EntriesFor(test.endpoints) {
+			for _, port := range mapping.entriesFor(test.endpoints) {
 				got = append(got, port.String())
 				if port.Owner != 7 || port.Network != 9 {
 					t.Errorf("entry %v has owner %d, network %d", port, port.Owner, port.Network)
