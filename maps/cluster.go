@@ -78,13 +78,8 @@ func wireMasked(p netip.Prefix) (masked bpf.Prefix) {
 	if !p.IsValid() {
 		return masked
 	}
-	const bits, mappedBits = 128, 96
-	ones := p.Bits()
-	if p.Addr().Is4() {
-		ones += mappedBits
-	}
 	masked.Addr = wireAddr(p.Addr())
-	copy(masked.Mask.Bytes[:], net.CIDRMask(ones, bits))
+	copy(masked.Mask.Bytes[:], net.CIDRMask(mapped(p).Bits(), 8*net.IPv6len))
 	return masked
 }
 

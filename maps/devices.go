@@ -147,18 +147,3 @@ func deviceOf(key uint32, value bpf.Device) Device {
 	}
 	return d
 }
-
-// wireOrZero returns zeros for an invalid address.
-func wireOrZero(addr netip.Addr) bpf.Addr {
-	if !addr.IsValid() {
-		return bpf.Addr{}
-	}
-	return wireAddr(addr)
-}
-
-func addrOrNone(wire bpf.Addr) netip.Addr {
-	if wire == (bpf.Addr{}) {
-		return netip.Addr{}
-	}
-	return addrOf(wire)
-}

@@ -51,12 +51,3 @@ func GatewayRoutes(dp *loader.Datapath) (map[PrefixSet][]Route, error) {
 	}
 	return sets, nil
 }
-
-// prefixOf is the inverse of prefixKey.
-func prefixOf(key bpf.PrefixKey) netip.Prefix {
-	addr, bits := addrOf(key.Addr), int(key.Prefixlen)-setBits
-	if addr.Is4() {
-		bits -= mappedBits
-	}
-	return netip.PrefixFrom(addr, bits)
-}

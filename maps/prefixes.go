@@ -96,20 +96,3 @@ func (s *Store) usedPrefixes() (map[PrefixSet]bool, error) {
 	}
 	return used, errors.Join(errEndpoints, errPorts)
 }
-
-const (
-	setBits    = 32 // the set precedes the address
-	mappedBits = 96 // precede an IPv4 address in its mapped form
-)
-
-func prefixKey(set PrefixSet, prefix netip.Prefix) bpf.PrefixKey {
-	bits := prefix.Bits()
-	if prefix.Addr().Is4() {
-		bits += mappedBits
-	}
-	return bpf.PrefixKey{
-		Prefixlen: uint32(setBits + bits),
-		Set:       uint32(set),
-		Addr:      wireAddr(prefix.Addr()),
-	}
-}

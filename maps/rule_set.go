@@ -240,15 +240,6 @@ func (r *RuleSet) blockOf(addr netip.Addr) (number uint32, ok bool) {
 	return number, longest >= 0
 }
 
-// mapped returns a prefix in the maps' format.
-func mapped(prefix netip.Prefix) netip.Prefix {
-	bits := prefix.Bits()
-	if prefix.Addr().Is4() {
-		bits += mappedBits
-	}
-	return netip.PrefixFrom(netip.AddrFrom16(prefix.Addr().As16()), bits)
-}
-
 // Equal reports whether two rule sets admit the same by the same entries; nil equals nil only.
 func (r *RuleSet) Equal(other *RuleSet) bool {
 	if r == nil || other == nil {
