@@ -33,31 +33,6 @@ type Device struct {
 	Routes     PrefixSet   // routes with gateways; 0: none
 }
 
-// IngressPolicy says which containers of this host may open connections to a container.
-type IngressPolicy uint8
-
-// The ingress policies.
-const (
-	Open IngressPolicy = iota
-	SameNetwork
-	Isolated
-)
-
-var policyNames = map[IngressPolicy]string{Open: "open", SameNetwork: "same-network", Isolated: "isolated"}
-
-// String returns the policy's name in a configuration.
-func (p IngressPolicy) String() string { return policyNames[p] }
-
-// PolicyOf returns the policy with that name, and whether it exists.
-func PolicyOf(name string) (IngressPolicy, bool) {
-	for policy, known := range policyNames {
-		if known == name {
-			return policy, true
-		}
-	}
-	return Open, false
-}
-
 var deviceFlags = []struct {
 	flag  bpf.DeviceFlags
 	field func(*Device) *bool

@@ -19,7 +19,7 @@ func (a *Attachment) setPolicy(datapath *loader.Datapath, device maps.Device) er
 	}
 	ingress, err := ingressPolicyOf(datapath, entry, device.Network)
 	a.IngressPolicy = ingress.String()
-	if ingress == maps.Open && !entry.IsEmpty() {
+	if ingress == policy.Open && !entry.IsEmpty() {
 		a.IngressPolicy = "rules"
 	}
 	if entry.IsAudit() {
@@ -28,19 +28,19 @@ func (a *Attachment) setPolicy(datapath *loader.Datapath, device maps.Device) er
 	return err
 }
 
-// ingressPolicyOf returns which ingressPolicy the rules of a container in a network are; maps.Open also for those of
+// ingressPolicyOf returns which ingressPolicy the rules of a container in a network are; policy.Open also for those of
 // a policy.
-func ingressPolicyOf(datapath *loader.Datapath, entry maps.Policy, network maps.Network) (maps.IngressPolicy, error) {
-	for _, known := range []maps.IngressPolicy{maps.SameNetwork, maps.Isolated} {
+func ingressPolicyOf(datapath *loader.Datapath, entry maps.Policy, network maps.Network) (policy.IngressPolicy, error) {
+	for _, known := range []policy.IngressPolicy{policy.SameNetwork, policy.Isolated} {
 		isKnown, err := maps.RefersTo(datapath, entry.Ingress, policy.FromIngressPolicy(known, network))
 		if err != nil {
-			return maps.Open, err
+			return policy.Open, err
 		}
 		if isKnown && entry.Egress == 0 {
 			return known, nil
 		}
 	}
-	return maps.Open, nil
+	return policy.Open, nil
 }
 
 // Policy is what isolates a container.

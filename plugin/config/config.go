@@ -47,7 +47,7 @@ type Config struct {
 	// AntiSpoof restricts the container to its own MAC and IP addresses.
 	AntiSpoof bool
 	// Ingress selects the other containers that may open connections to this one.
-	Ingress   maps.IngressPolicy
+	Ingress   policy.IngressPolicy
 	Policy    *policy.Policy // in place of Ingress; nil: none
 	Audit     bool           // what these do not admit is reported, and passes
 	Bandwidth link.Bandwidth

@@ -43,8 +43,8 @@ func (c *Config) RuleSets() (ingress, egress *maps.RuleSet) {
 	return ingress, egress
 }
 
-func parseIngressPolicy(name string) (maps.IngressPolicy, error) {
-	parsed, ok := maps.PolicyOf(cmp.Or(name, maps.Open.String()))
+func parseIngressPolicy(name string) (policy.IngressPolicy, error) {
+	parsed, ok := policy.IngressPolicyOf(cmp.Or(name, policy.Open.String()))
 	if !ok {
 		return parsed, cnierr.Invalid("ingressPolicy", name, `"open", "same-network" or "isolated"`)
 	}
@@ -82,7 +82,7 @@ func (c *Config) applyPolicy(setting string) (err error) {
 	if setting != "" && setting != noPolicy {
 		c.Policy, err = policy.Parse([]byte(setting))
 	}
-	if err == nil && c.Policy != nil && c.Ingress != maps.Open {
+	if err == nil && c.Policy != nil && c.Ingress != policy.Open {
 		err = cnierr.InvalidAt("policy", "the container has ingressPolicy="+c.Ingress.String()+": set it to open, or remove the policy by policy=none")
 	}
 	return err

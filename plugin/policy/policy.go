@@ -6,6 +6,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/ebpfnet/ebpfnet/maps"
 )
@@ -61,13 +62,34 @@ func (n Namer) name(number uint32) string {
 	return n(number)
 }
 
-// FromIngressPolicy returns what "ingressPolicy" admits to a container of a network, or nil for maps.Open.
-func FromIngressPolicy(policy maps.IngressPolicy, network maps.Network) *maps.RuleSet {
-	if policy == maps.Open {
+// IngressPolicy is a value of "ingressPolicy": which containers of this host may open connections to a container.
+type IngressPolicy uint8
+
+// The ingress policies.
+const (
+	Open IngressPolicy = iota
+	SameNetwork
+	Isolated
+)
+
+var ingressPolicies = []string{"open", "same-network", "isolated"}
+
+// String returns the policy's name in a configuration.
+func (p IngressPolicy) String() string { return ingressPolicies[p] }
+
+// IngressPolicyOf returns the policy with that name, and whether it exists.
+func IngressPolicyOf(name string) (policy IngressPolicy, exists bool) {
+	i := slices.Index(ingressPolicies, name)
+	return IngressPolicy(max(i, 0)), i >= 0
+}
+
+// FromIngressPolicy returns what "ingressPolicy" admits to a container of a network, or nil for Open.
+func FromIngressPolicy(policy IngressPolicy, network maps.Network) *maps.RuleSet {
+	if policy == Open {
 		return nil
 	}
 	admitted := &maps.RuleSet{Host: true, Rules: []maps.Rule{{Kind: maps.OutsidePeer, Last: lastPort}}}
-	if policy == maps.SameNetwork {
+	if policy == SameNetwork {
 		admitted.Rules = append(admitted.Rules, maps.Rule{Kind: maps.NetworkPeer, Peer: uint32(network), Last: lastPort})
 	}
 	admitted.Normalize()

@@ -165,8 +165,8 @@ func FuzzPolicy(f *testing.F) {
 // TestFromIngressPolicy judges peers by the values of ingressPolicy.
 func TestFromIngressPolicy(t *testing.T) {
 	own, other := maps.Peer{Network: maps.NetworkToken("pods")}, maps.Peer{Network: maps.NetworkToken("others")}
-	for policy, want := range map[maps.IngressPolicy]string{
-		maps.Open: "[true true true true true]", maps.SameNetwork: "[true true true true false]", maps.Isolated: "[true true true false false]",
+	for policy, want := range map[IngressPolicy]string{
+		Open: "[true true true true true]", SameNetwork: "[true true true true false]", Isolated: "[true true true false false]",
 	} {
 		set := FromIngressPolicy(policy, maps.NetworkToken("pods"))
 		var got []bool
