@@ -93,11 +93,8 @@ func (a *adder) sizePackets(context.Context) error {
 	if !a.config.BigTCP {
 		return nil
 	}
-	sizes, err := link.Largest.For(a.pair.MTU).Within(a.host, a.uplinks)
-	if err != nil || sizes == (link.BigTCP{}) {
-		return err
-	}
-	if sizes, err = sizes.InKernel(a.host); err != nil { // not first, since most ADDs end before
+	sizes, err := link.BigTCPFor(a.host, a.pair.MTU, a.uplinks)
+	if err != nil {
 		return err
 	}
 	return a.pair.SizePackets(a.host, sizes)

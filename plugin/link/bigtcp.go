@@ -20,8 +20,17 @@ const (
 	segment = 1448
 )
 
-// Largest is the BigTCP of a kernel and uplinks that take all.
-var Largest = BigTCP{IPv6: bigTCP, IPv4: bigTCP}
+// BigTCPFor returns the sizes for a device with an MTU on a host with uplinks.
+func BigTCPFor(host *netlink.Handle, mtu int, uplinks []int) (BigTCP, error) {
+	sizes, err := largest.forMTU(mtu).within(host, uplinks)
+	if err != nil || sizes == (BigTCP{}) {
+		return sizes, err
+	}
+	return sizes.inKernel(host) // not first, since most ADDs end before
+}
+
+// largest is the BigTCP of a kernel and uplinks that take all.
+var largest = BigTCP{IPv6: bigTCP, IPv4: bigTCP}
 
 // min returns the smaller size of each family. A size up to the default becomes 0.
 func (b BigTCP) min(other BigTCP) BigTCP {
@@ -35,9 +44,9 @@ func above(size uint32) uint32 {
 	return size
 }
 
-// InKernel lowers the sizes to those that the kernel supports. It looks at lo, because a kernel reports
+// inKernel lowers the sizes to those that the kernel supports. It looks at lo, because a kernel reports
 // the limits that it knows for every device (IPv6: 5.19, IPv4: 6.3).
-func (b BigTCP) InKernel(host *netlink.Handle) (BigTCP, error) {
+func (b BigTCP) inKernel(host *netlink.Handle) (BigTCP, error) {
 	device, err := Device(host, loopback)
 	if err != nil || device == nil {
 		return BigTCP{}, err
@@ -56,10 +65,10 @@ func wholeBy(device *netlink.LinkAttrs) BigTCP {
 	return BigTCP{IPv6: min(device.GSOMaxSize, bySegments), IPv4: min(device.GSOIPv4MaxSize, bySegments)}
 }
 
-// Within lowers the sizes to what all uplinks and the devices below them take whole at present. Tunnels to other nodes
+// within lowers the sizes to what all uplinks and the devices below them take whole at present. Tunnels to other nodes
 // do not count. Without an uplink there is none to ask, and the sizes are the default. It stops at a device that takes
 // only the default.
-func (b BigTCP) Within(host *netlink.Handle, uplinks []int) (fits BigTCP, err error) {
+func (b BigTCP) within(host *netlink.Handle, uplinks []int) (fits BigTCP, err error) {
 	if len(uplinks) == 0 {
 		return BigTCP{}, nil
 	}
@@ -140,9 +149,9 @@ func devicesBelow(host *netlink.Handle, device netlink.Link) (below []int, err e
 	return below, nil
 }
 
-// For returns the sizes for a device with an MTU. leaveRoomForJumbo lowers the MTU of
+// forMTU lowers the sizes to those for a device with an MTU. leaveRoomForJumbo lowers the MTU of
 // IPv6 routes, which must not fall below 1280 bytes (RFC 8200, section 5).
-func (b BigTCP) For(mtu int) BigTCP {
+func (b BigTCP) forMTU(mtu int) BigTCP {
 	if mtu < 1280+jumboHeader {
 		b.IPv6 = 0
 	}
