@@ -19,20 +19,11 @@ type Limit struct {
 	Burst uint64 // bits that may leave at once; at least one frame, and four milliseconds of Rate
 }
 
-// Peer selects the address of a packet that belongs to the other side, not to the container.
-type Peer int
-
-// PeerIsDestination is for packets that leave the container's end of a pair, PeerIsSource for packets that leave the
-// host's end.
-const (
-	PeerIsDestination Peer = iota
-	PeerIsSource
-)
-
-// Shape limits the rate at which packets leave a device, except for peers in the networks of unshaped. The device's
+// shape limits the rate at which packets leave a device, except for peers in the networks of unshaped. The device's
 // root qdisc becomes a token bucket (tbf) or, with unshaped networks, an htb with the tbf below one of its classes.
-// schedule.go has the queue below the tbf.
-func Shape(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []netip.Prefix, peer Peer) error {
+// schedule.go has the queue below the tbf. The peer is the source of packets that leave the host's end of a pair, and the
+// destination of those that leave the container's.
+func shape(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []netip.Prefix, peerIsSource bool) error {
 	if limit.Rate == 0 {
 		return Unshape(handle, device)
 	}
@@ -45,7 +36,7 @@ func Shape(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []
 		err = Unshape(handle, device)
 	}
 	if err == nil && len(unshaped) > 0 {
-		err = addUnshapedClass(handle, device, unshaped, peer)
+		err = addUnshapedClass(handle, device, unshaped, peerIsSource)
 	}
 	if err == nil {
 		err = handle.QdiscReplace(bucket)
@@ -59,7 +50,7 @@ func Shape(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []
 	return nil
 }
 
-// Unshape removes the qdiscs that Shape adds.
+// Unshape removes the qdiscs that shape adds.
 func Unshape(handle *netlink.Handle, device netlink.Link) error {
 	present, err := bucketOf(handle, device)
 	if err != nil || present == nil {
@@ -75,7 +66,7 @@ func Unshape(handle *netlink.Handle, device netlink.Link) error {
 	return nil
 }
 
-// IsShaped reports whether a device has the limit that Shape would set.
+// IsShaped reports whether a device has the limit that shape would set.
 func IsShaped(handle *netlink.Handle, device netlink.Link, limit Limit, unshaped []netip.Prefix) (bool, error) {
 	present, err := bucketOf(handle, device)
 	if err != nil {
@@ -99,7 +90,7 @@ var (
 
 const shapedMinor = 1
 
-// bucketOf returns the token bucket of Shape, or nil.
+// bucketOf returns the token bucket of shape, or nil.
 func bucketOf(handle *netlink.Handle, device netlink.Link) (*netlink.Tbf, error) {
 	qdiscs, err := rtnl.Qdiscs(handle, device)
 	if err != nil {
@@ -160,7 +151,7 @@ func waiting(rate, frame uint64) uint64 {
 }
 
 // addUnshapedClass adds an htb that sends packets of unshaped peers past the token bucket.
-func addUnshapedClass(handle *netlink.Handle, device netlink.Link, unshaped []netip.Prefix, peer Peer) error {
+func addUnshapedClass(handle *netlink.Handle, device netlink.Link, unshaped []netip.Prefix, peerIsSource bool) error {
 	htb := netlink.NewHtb(attrsOf(device, splitHandle, netlink.HANDLE_ROOT))
 	htb.Defcls = shapedMinor
 	class := netlink.ClassAttrs{LinkIndex: htb.LinkIndex, Parent: splitHandle, Handle: shapedClass}
@@ -184,7 +175,7 @@ func addUnshapedClass(handle *netlink.Handle, device netlink.Link, unshaped []ne
 				LinkIndex: htb.LinkIndex, Parent: splitHandle, Priority: uint16(i + 1), Protocol: protocol,
 			},
 			ClassId: splitHandle, // the htb itself: no class, so no limit
-			Sel:     &netlink.TcU32Sel{Flags: nl.TC_U32_TERMINAL, Keys: addressKeys(prefix, peer)},
+			Sel:     &netlink.TcU32Sel{Flags: nl.TC_U32_TERMINAL, Keys: addressKeys(prefix, peerIsSource)},
 		}))
 	}
 	return errors.Join(errs...)
@@ -197,16 +188,15 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// addressKeys returns the u32 keys that match an address of an IP header with a prefix,
-// word by word.
-func addressKeys(prefix netip.Prefix, peer Peer) []netlink.TcU32Key {
+// addressKeys returns the u32 keys that match the source or destination of an IP header with a prefix, word by word.
+func addressKeys(prefix netip.Prefix, isSource bool) []netlink.TcU32Key {
 	const source4, source6, word = 12, 8, 4
 
 	addr, offset := prefix.Addr().AsSlice(), source4
 	if prefix.Addr().Is6() {
 		offset = source6
 	}
-	if peer == PeerIsDestination {
+	if !isSource {
 		offset += len(addr)
 	}
 	keys := []netlink.TcU32Key{}
@@ -239,8 +229,8 @@ func (b Bandwidth) IsZero() bool { return b.IsEmpty() }
 // where the container's end transmits, so that the container's sockets wait instead of losing
 // packets. An empty Bandwidth removes the limits.
 func (b Bandwidth) Shape(host, container *netlink.Handle, outside, inside netlink.Link) error {
-	if err := Shape(host, outside, b.Ingress, b.Unshaped, PeerIsSource); err != nil {
+	if err := shape(host, outside, b.Ingress, b.Unshaped, true); err != nil {
 		return err
 	}
-	return Shape(container, inside, b.Egress, b.Unshaped, PeerIsDestination)
+	return shape(container, inside, b.Egress, b.Unshaped, false)
 }
