@@ -1,6 +1,7 @@
 package link
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -21,9 +22,15 @@ type Uplink struct {
 	Addr4, Addr6 netip.Addr
 }
 
-// outside represents the outside in route lookups: addresses reserved for documentation
-// (RFC 5737, RFC 9637), to which nothing is sent.
-var outside = []net.IP{net.ParseIP("203.0.113.1"), net.ParseIP("3fff::1")}
+// defaultRoutes returns the host's default route of each family that has one. It looks up addresses that are reserved
+// for documentation (RFC 5737, RFC 9637), to which nothing is sent.
+func defaultRoutes(host *netlink.Handle) (found []netlink.Route) {
+	for _, outside := range []net.IP{net.ParseIP("203.0.113.1"), net.ParseIP("3fff::1")} {
+		routes, _ := host.RouteGet(outside) // an error: none
+		found = append(found, routes...)
+	}
+	return found
+}
 
 // Uplinks returns the host's uplinks in no particular order: the devices for which chosen returns true. If chosen is
 // nil, these are the devices of default routes and connected subnets, and devices that could get such a route later.
@@ -103,12 +110,9 @@ var fallbackTunnels = []string{
 // containers.
 func routedUplinks(host *netlink.Handle) (map[int]*Uplink, error) {
 	found := map[int]*Uplink{}
-	for _, ip := range outside {
-		routes, _ := host.RouteGet(ip) // an error: no default route
-		for _, route := range routes {
-			source, _ := netip.AddrFromSlice(route.Src)
-			addUplink(found, route.LinkIndex, source.Unmap())
-		}
+	for _, route := range defaultRoutes(host) {
+		source, _ := netip.AddrFromSlice(route.Src)
+		addUplink(found, route.LinkIndex, source.Unmap())
 	}
 	connected, err := rtnl.ConnectedRoutes()
 	if err != nil {
@@ -191,11 +195,9 @@ func HeaderOf(device netlink.Link) (header loader.Header, known bool) {
 // FacesOut says why a device leads to the outside although containers may be behind it, or returns "": it has the host's
 // default route, or it is a bridge with a port to a network. Behind a tunnel there may be containers of other hosts.
 func FacesOut(host *netlink.Handle, device netlink.Link) (why string, err error) {
-	for _, ip := range outside {
-		routes, _ := host.RouteGet(ip) // an error: no default route
-		if len(routes) > 0 && routes[0].LinkIndex == device.Attrs().Index {
-			return "has the default route", nil
-		}
+	hasIndex := func(route netlink.Route) bool { return route.LinkIndex == device.Attrs().Index }
+	if slices.ContainsFunc(defaultRoutes(host), hasIndex) {
+		return "has the default route", nil
 	}
 	devices, err := List(host)
 	for _, port := range devices {
@@ -234,17 +236,10 @@ func OutsideMTU(host *netlink.Handle) (int, error) {
 	const ethernet = 1500
 
 	least, byDevice := 0, map[int]int{}
-	for _, ip := range outside {
-		routes, err := host.RouteGet(ip)
-		if err != nil || len(routes) == 0 {
-			continue // no default route
-		}
-		mtu := routes[0].MTU
+	for _, route := range defaultRoutes(host) {
+		mtu := cmp.Or(route.MTU, byDevice[route.LinkIndex])
 		if mtu == 0 {
-			mtu = byDevice[routes[0].LinkIndex]
-		}
-		if mtu == 0 {
-			device, err := Device(host, routes[0].LinkIndex)
+			device, err := Device(host, route.LinkIndex)
 			if err != nil {
 				return 0, fmt.Errorf("look up the device of the default route: %w", err)
 			}
@@ -252,7 +247,7 @@ func OutsideMTU(host *netlink.Handle) (int, error) {
 				continue
 			}
 			mtu = device.Attrs().MTU
-			byDevice[routes[0].LinkIndex] = mtu
+			byDevice[route.LinkIndex] = mtu
 		}
 		if least == 0 || mtu < least {
 			least = mtu
