@@ -40,37 +40,61 @@ var ErrNotSynced = errors.New("the node agent has not synced since boot")
 func Check(path string) error {
 	state, err := Read(path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%w: it has not written %s: is its pod of this node running?", ErrNotSynced, show.Value(path))
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrNotSynced, err)
+	case state == State{}:
+		return fmt.Errorf("%w: it has not written %s: is its pod of this node running?", ErrNotSynced, show.Value(path))
 	case state.Synced.IsZero() && state.Policed.IsZero():
 		return fmt.Errorf("%w: %s", ErrNotSynced, state.Error)
 	}
 	return nil
 }
 
-// Read reads the state.
+// Read reads the state. Without a file it is zero.
 func Read(path string) (state State, err error) {
 	const maxSize = 1 << 16 // bytes: each call of the plugin reads them
-
-	file, err := os.Open(path)
-	if err != nil {
-		return state, err
-	}
-	defer file.Close()
-	content, err := io.ReadAll(io.LimitReader(file, maxSize))
-	if err == nil {
-		err = json.Unmarshal(content, &state)
-	}
-	if err != nil {
-		return State{}, fmt.Errorf("read %s: %w", show.Value(path), err)
+	if _, err := readJSON(path, maxSize, &state); err != nil {
+		return State{}, err
 	}
 	return state, nil
 }
 
 // Write replaces the state, and makes its directory.
 func Write(path string, state State) error { return replaceJSON(path, state) }
+
+// readJSON reads a value from a file, if there is one.
+func readJSON(path string, maxSize int64, value any) (exists bool, err error) {
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	content, err := io.ReadAll(io.LimitReader(file, maxSize))
+	if err == nil {
+		err = json.Unmarshal(content, value)
+	}
+	if err != nil {
+		return true, fmt.Errorf("read %s: %w", show.Value(path), err)
+	}
+	return true, nil
+}
+
+func replaceJSON(path string, value any) error {
+	const reachable = 0o755
+
+	content, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), reachable); err != nil {
+		return err
+	}
+	_, err = Replace(path, append(content, '\n'))
+	return err
+}
 
 // Replace replaces a file in one step: readers see either the old or the new content. It does not touch a file that has
 // the content already, because runtimes load a configuration again when it changes.

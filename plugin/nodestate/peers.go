@@ -1,17 +1,9 @@
 package nodestate
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"time"
-
-	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // Peers has what the datapath does not know about other nodes.
@@ -53,39 +45,5 @@ func ReadPeers(path string) (peers Peers, err error) {
 	return peers, err
 }
 
-// readJSON reads a value from a file, if there is one.
-func readJSON(path string, maxSize int64, value any) (exists bool, err error) {
-	file, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer file.Close()
-	content, err := io.ReadAll(io.LimitReader(file, maxSize))
-	if err == nil {
-		err = json.Unmarshal(content, value)
-	}
-	if err != nil {
-		return true, fmt.Errorf("read %s: %w", show.Value(path), err)
-	}
-	return true, nil
-}
-
 // WritePeers replaces the peers, and creates their directory.
 func WritePeers(path string, peers Peers) error { return replaceJSON(PeersOf(path), peers) }
-
-func replaceJSON(path string, value any) error {
-	const reachable = 0o755
-
-	content, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), reachable); err != nil {
-		return err
-	}
-	_, err = Replace(path, append(content, '\n'))
-	return err
-}
