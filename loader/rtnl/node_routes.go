@@ -142,7 +142,7 @@ func (r *NodeRoutes) request(kind, flags int) *nl.NetlinkRequest {
 // message returns the header and the attributes of a route (linux/rtnetlink.h).
 func (r *NodeRoutes) message(route NodeRoute) (*nl.RtMsg, []*nl.RtAttr) {
 	header := &nl.RtMsg{RtMsg: unix.RtMsg{
-		Family:   familyOf(route.Prefix.Addr()),
+		Family:   uint8(nl.GetIPFamily(route.Prefix.Addr().AsSlice())),
 		Dst_len:  uint8(route.Prefix.Bits()),
 		Table:    unix.RT_TABLE_MAIN,
 		Protocol: r.protocol,
@@ -300,13 +300,6 @@ func tunnelOf(encap []byte) (t Tunnel, err error) {
 func addrOf(value []byte) netip.Addr {
 	addr, _ := netip.AddrFromSlice(value)
 	return addr
-}
-
-func familyOf(addr netip.Addr) uint8 {
-	if addr.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }
 
 // UnassignedPrefixes returns the prefixes for which the agent or the plugin has an unreachable route in the calling

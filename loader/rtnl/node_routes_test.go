@@ -37,7 +37,7 @@ func TestNodeRoute(t *testing.T) {
 		"IPv4, refused":  {Prefix: prefix("10.244.0.0/16"), Metric: math.MaxUint32, Unreachable: true},
 		"IPv6, refused":  {Prefix: prefix("fd44::/48"), Metric: math.MaxUint32, Unreachable: true},
 	} {
-		got, ok, err := (&NodeRoutes{protocol: NodeProtocol}).parse(serialize(NodeProtocol, route), familyOf(route.Prefix.Addr()))
+		got, ok, err := (&NodeRoutes{protocol: NodeProtocol}).parse(serialize(NodeProtocol, route), uint8(nl.GetIPFamily(route.Prefix.Addr().AsSlice())))
 		if err != nil || !ok || got != route {
 			t.Errorf("%s: got %+v, %v (%v), want %+v", name, got, ok, err, route)
 		}

@@ -14,6 +14,7 @@ import (
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -358,10 +359,6 @@ func ContainerRoutes(ifindex int, addresses []Address, routes []*cnitypes.Route)
 
 // RoutesTo returns the routes with the destination, table and, unless it is 0, device of want.
 func RoutesTo(handle *netlink.Handle, want netlink.Route) ([]netlink.Route, error) {
-	family := netlink.FAMILY_V4
-	if want.Dst.IP.To4() == nil {
-		family = netlink.FAMILY_V6
-	}
 	mask := netlink.RT_FILTER_DST
 	if want.LinkIndex != 0 {
 		mask |= netlink.RT_FILTER_OIF
@@ -369,7 +366,7 @@ func RoutesTo(handle *netlink.Handle, want netlink.Route) ([]netlink.Route, erro
 	if want.Table != 0 {
 		mask |= netlink.RT_FILTER_TABLE // otherwise the main table
 	}
-	found, err := rtnl.Routes(handle, family, &want, mask)
+	found, err := rtnl.Routes(handle, nl.GetIPFamily(want.Dst.IP), &want, mask)
 	if err != nil {
 		return nil, fmt.Errorf("list the routes to %s: %w", want.Dst, err)
 	}
