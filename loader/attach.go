@@ -172,22 +172,23 @@ func (d *Datapath) AttachLiveEndpoint(ifindex int) error {
 // AttachUplink attaches the programs to an uplink, unless they are attached. The
 // caller holds the lock.
 func (d *Datapath) AttachUplink(ifindex int, header Header) error {
-	attached, err := d.UplinkAttached(ifindex)
-	if err != nil || attached {
-		return err
-	}
-	return d.attachAll(uplinkTargets(ifindex, header))
+	return d.attachMissing(uplinkTargets(ifindex, header))
 }
 
 // AttachLoopback attaches the program to lo, unless it is attached. Each packet that
 // the host sends to itself then costs two lookups, so the program is attached only
 // while there are host ports. The caller holds the lock.
 func (d *Datapath) AttachLoopback() error {
-	attached, err := d.LoopbackAttached()
+	return d.attachMissing(loopbackTargets())
+}
+
+// attachMissing is attachAll, unless all programs are attached.
+func (d *Datapath) attachMissing(targets []target) error {
+	attached, err := d.allAttached(targets)
 	if err != nil || attached {
 		return err
 	}
-	return d.attachAll(loopbackTargets())
+	return d.attachAll(targets)
 }
 
 // LoopbackAttached reports whether the program is attached to lo.
