@@ -7,7 +7,6 @@ package refresh
 import (
 	"context"
 	"fmt"
-	"net/netip"
 
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
@@ -46,11 +45,10 @@ func Host(ctx context.Context, datapath *loader.Datapath, patterns []string) err
 }
 
 func familiesOf(endpoints []maps.Endpoint) (ipv4, ipv6 bool) {
-	var addresses []link.Address
 	for _, endpoint := range endpoints {
-		addresses = append(addresses, link.Address{Prefix: netip.PrefixFrom(endpoint.Addr, endpoint.Addr.BitLen())})
+		ipv4, ipv6 = ipv4 || endpoint.Addr.Is4(), ipv6 || endpoint.Addr.Is6()
 	}
-	return link.Families(addresses)
+	return ipv4, ipv6
 }
 
 // loopback attaches the program of the loopback device if there are host ports.
