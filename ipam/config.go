@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/utils"
 )
 
 // ErrConfig is wrapped by all errors that a change of the configuration can fix. The
@@ -116,13 +117,7 @@ func Parse(network string, section json.RawMessage, req Request) (*Config, error
 // them safe as names of directories.
 func checkNetwork(name string) error {
 	const maxFileName = 255
-	safe := len(name) <= maxFileName
-	for i, c := range []byte(name) {
-		alphanumeric := '0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z'
-		punctuation := i > 0 && (c == '.' || c == '_' || c == '-')
-		safe = safe && (alphanumeric || punctuation)
-	}
-	if name == "" || !safe {
+	if len(name) > maxFileName || utils.ValidateNetworkName(name) != nil {
 		return configErrorf("name", quote(name), "expected an alphanumeric character, then alphanumerics, '_', '.' or '-', %d in all at most", maxFileName)
 	}
 	return nil
