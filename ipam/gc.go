@@ -11,26 +11,23 @@ import (
 )
 
 // Retain releases the addresses of attachments that are not valid, and removes torn
-// records (CNI specification, section 2, GC). It continues after errors
-// and joins them. It returns the attachments whose addresses it released, sorted.
+// records (CNI specification, section 2, GC). It continues after errors and joins them.
 //
 // It calls valid once per attachment with the lock held, so that no ADD can intervene
 // between the call and the release; valid must be quick and must not use the pool. For
 // records of old host-local versions its argument has no IfName: then any valid interface
 // of that container makes it valid.
-func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) (released []Attachment, err error) {
-	err = p.ifExists(ctx, flock.Exclusive, func(s *store) error {
+func (p *Pool) Retain(ctx context.Context, valid func(Attachment) bool) error {
+	return p.ifExists(ctx, flock.Exclusive, func(s *store) error {
 		records, err := s.records()
 		if err != nil {
 			return err
 		}
-		released, err = s.retain(records, oncePerAttachment(valid))
-		return err
+		return s.retain(records, oncePerAttachment(valid))
 	})
-	return released, err
 }
 
-func (s *store) retain(records []record, valid func(Attachment) bool) ([]Attachment, error) {
+func (s *store) retain(records []record, valid func(Attachment) bool) error {
 	released := map[Attachment]bool{}
 	var errs []error
 	for _, r := range records {
@@ -54,7 +51,7 @@ func (s *store) retain(records []record, valid func(Attachment) bool) ([]Attachm
 	for a := range released {
 		s.dropFromIndex(a)
 	}
-	return sorted(released), err
+	return err
 }
 
 // Orphans returns the attachments whose addresses Retain would release, sorted, and releases none.

@@ -124,7 +124,7 @@ func TestIndexAgainstReadingAll(t *testing.T) {
 		case 4, 5:
 			mustRelease(t, pool, a)
 		case 6:
-			if _, err := pool.Retain(t.Context(), func(Attachment) bool { return random.IntN(8) > 0 }); err != nil {
+			if err := pool.Retain(t.Context(), func(Attachment) bool { return random.IntN(8) > 0 }); err != nil {
 				t.Fatal(err)
 			}
 		case 7: // as host-local, which never writes over another's
@@ -182,7 +182,7 @@ func TestIndexIsTidy(t *testing.T) {
 	for i := range 4 {
 		mustRelease(t, pool, Attachment{fmt.Sprintf("c%d", i), "eth0"})
 	}
-	if _, err := pool.Retain(t.Context(), func(a Attachment) bool { return a.ContainerID == "c7" }); err != nil {
+	if err := pool.Retain(t.Context(), func(a Attachment) bool { return a.ContainerID == "c7" }); err != nil {
 		t.Fatal(err)
 	}
 	links, err := filepath.Glob(filepath.Join(pool.options.IndexDir, "*", "*", "*"))

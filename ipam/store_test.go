@@ -89,7 +89,7 @@ func TestLeftTemporaryFile(t *testing.T) {
 	operations := map[string]func() error{
 		"Reserve":   func() error { _, err := pool.Reserve(t.Context(), Attachment{"c2", "eth0"}); return err },
 		"Release":   func() error { return pool.Release(t.Context(), Attachment{"c2", "eth0"}) },
-		"Retain":    func() error { _, err := pool.Retain(t.Context(), func(Attachment) bool { return true }); return err },
+		"Retain":    func() error { return pool.Retain(t.Context(), func(Attachment) bool { return true }) },
 		"Available": func() error { return pool.Available(t.Context()) },
 	}
 	write(t, filepath.Join(dir, "10.1.0.2"), "c1\r\neth0")

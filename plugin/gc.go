@@ -224,8 +224,7 @@ func (v *verb) releaseInvalid(ctx context.Context, valid *config.ValidAttachment
 	if v.config.IPAM == nil || v.delegate != nil {
 		return nil
 	}
-	_, err := v.pool().Retain(ctx, valid.HasReservation)
-	return err
+	return v.pool().Retain(ctx, valid.HasReservation)
 }
 
 // removeRecords removes the records of a network's attachments that are not valid.

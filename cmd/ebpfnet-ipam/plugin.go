@@ -113,6 +113,5 @@ func (p plugin) GC(ctx context.Context, call *cni.Call) error {
 	if err != nil || valid == nil {
 		return err
 	}
-	_, err = openPool(c, call).Retain(ctx, valid.HasReservation)
-	return err
+	return openPool(c, call).Retain(ctx, valid.HasReservation)
 }
