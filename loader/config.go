@@ -35,10 +35,6 @@ func chooseConfig(options Options) (bpf.HostConfig, error) {
 	if err != nil {
 		return bpf.HostConfig{}, err
 	}
-	ports := masqPorts(low, high)
-	if options.MasqPorts != [2]uint16{} {
-		ports = [2]bpf.PortRange{portRange(int(options.MasqPorts[0]), int(options.MasqPorts[1]))}
-	}
 	attach := options.Attach
 	if attach == 0 {
 		if attach, err = chooseAttach(); err != nil {
@@ -46,8 +42,8 @@ func chooseConfig(options Options) (bpf.HostConfig, error) {
 		}
 	}
 	config := bpf.HostConfig{Attach: uint32(attach), Secret: newSecret(), Timeout: timeouts()}
-	for i := range ports {
-		config.MasqPorts[i] = ports[i]
+	for i, ports := range masqPorts(low, high) {
+		config.MasqPorts[i] = ports
 	}
 	return config, nil
 }

@@ -61,10 +61,6 @@ type Options struct {
 	MaxFlows uint32
 	// Attach is the way to attach programs; 0: tcx if the kernel has it, else clsact.
 	Attach bpf.Attach
-	// MasqPorts are the first and last port that masquerading may choose; zero: the
-	// ports outside ip_local_port_range.
-	MasqPorts [2]uint16
-
 	// Programs to load; nil: those embedded in the binary.
 	Programs *Programs
 }

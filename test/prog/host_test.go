@@ -121,7 +121,7 @@ func newSpec() (*ebpf.CollectionSpec, error) { return specOfSize(flowBuckets) }
 
 // specOfSize is newSpec with that many buckets in flow_table.
 func specOfSize(buckets uint32) (*ebpf.CollectionSpec, error) {
-	spec, err := loader.Spec(loader.Options{MasqPorts: [2]uint16{masqFirst, masqLast}, MaxFlows: buckets * uint32(flowWays)})
+	spec, err := loader.Spec(loader.Options{MaxFlows: buckets * uint32(flowWays)})
 	if err != nil {
 		return nil, err
 	}
@@ -130,6 +130,8 @@ func specOfSize(buckets uint32) (*ebpf.CollectionSpec, error) {
 		return nil, err
 	}
 	config.Secret = [2]uint64{secret, ^secret}
+	clear(config.MasqPorts[:])
+	config.MasqPorts[0] = bpf.PortRange{First: masqFirst, Count: masqLast - masqFirst + 1}
 	config.CacheJiffies = 1 << 30 // decisions hold until a test voids them, however slow the machine is
 	return spec, spec.Variables[bpf.VarConfig].Set(config)
 }

@@ -75,12 +75,14 @@ type mill struct {
 func newMill(t *testing.T, random *rand.Rand, maxFlows uint32) *mill {
 	t.Helper()
 	testenv.Require(t, ingressDevice)
-	spec, err := loader.Spec(loader.Options{MasqPorts: [2]uint16{20000, 20007}, MaxFlows: maxFlows})
+	spec, err := loader.Spec(loader.Options{MaxFlows: maxFlows})
 	testenv.Must(t, err)
 	var config bpf.HostConfig
 	variable := spec.Variables[bpf.VarConfig]
 	testenv.Must(t, variable.Get(&config))
 	config.Secret = [2]uint64{secret, ^secret} // finds the places of flows
+	clear(config.MasqPorts[:])
+	config.MasqPorts[0] = bpf.PortRange{First: 20000, Count: 8}
 	for state := range config.Timeout {
 		config.Timeout[state] = 2 + uint32(state)%3
 	}
