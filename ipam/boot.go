@@ -31,7 +31,7 @@ func (s *store) mark(file *os.File) {
 		return
 	}
 	if err := unix.Fsetxattr(int(file.Fd()), bootMark, []byte(s.boot), 0); err != nil {
-		s.log.Debug("cannot mark the reservation with this boot", "path", file.Name(), "err", err)
+		s.log.Debug("cannot mark the reservation with this boot", "path", file.Name(), "error", err)
 	}
 }
 

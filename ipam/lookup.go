@@ -32,7 +32,7 @@ func (s *store) heldBy(a Attachment) ([]record, error) {
 		switch {
 		case r.isTorn(): // logged when it is discarded
 		case r.err != nil:
-			s.log.Warn("skip unreadable reservation", "path", r.path, "err", r.err)
+			s.log.Warn("skip unreadable reservation", "path", r.path, "error", r.err)
 			s.abandonIndex(r.err) // it would lack this record
 		case r.holder == a:
 			own = append(own, r)
@@ -76,7 +76,7 @@ func (s *store) recordsFor(a Attachment) ([]record, error) {
 // abandonIndex drops the index, so the next operation reads all records.
 func (s *store) abandonIndex(why error) {
 	s.index = nil
-	s.log.Debug("continue without an index of the reservations", "dir", s.dir, "err", why)
+	s.log.Debug("continue without an index of the reservations", "dir", s.dir, "error", why)
 }
 
 func (s *store) updateIndex(change func(*index) error) {

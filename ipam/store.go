@@ -82,11 +82,11 @@ func (p *Pool) ifExists(ctx context.Context, mode flock.Mode, use func(*store) e
 func (s *store) close() {
 	if s.index != nil && !s.isShared {
 		if err := s.index.seal(s.dir); err != nil {
-			s.log.Debug("cannot keep the index of the reservations", "dir", s.dir, "err", err)
+			s.log.Debug("cannot keep the index of the reservations", "dir", s.dir, "error", err)
 		}
 	}
 	if err := s.lock.Release(); err != nil {
-		s.log.Warn("release lock", "dir", s.dir, "err", err)
+		s.log.Warn("release lock", "dir", s.dir, "error", err)
 	}
 }
 
