@@ -2,6 +2,7 @@ package maps
 
 import (
 	"net/netip"
+	"runtime"
 	"sync/atomic"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
@@ -64,6 +65,9 @@ func (s *Store) Revoke(owners map[loader.Owner]bool) (err error) {
 	}
 	return nil
 }
+
+// reordersLoads says that a program may read a new generation, and then an old value that changed earlier.
+const reordersLoads = runtime.GOARCH != "amd64"
 
 // PeerClasses returns the classes of pods' addresses.
 func PeerClasses(dp *loader.Datapath) (map[netip.Addr]uint32, error) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"unsafe"
@@ -164,9 +163,6 @@ func (s *Store) finishPolicies() error {
 	}
 	return s.removeUnusedRuleSets(all)
 }
-
-// reordersLoads says that a program may read a new generation, and then an old value that changed earlier.
-const reordersLoads = runtime.GOARCH != "amd64"
 
 // freePolicies frees the entries of owners that are attachments. Their rules stay in force until another container gets
 // the entry.
