@@ -70,8 +70,8 @@ func callOf(types *btf.Spec, name string) (asm.Instruction, error) {
 	return call, err
 }
 
-// withoutKernelCalls returns the programs with a harmless call in place of each of a function of the kernel, which some
-// kernels refuse although it is never reached.
+// withoutKernelCalls replaces each call of a kernel function by a harmless one, because some kernels refuse such a call
+// although it is never reached.
 func withoutKernelCalls(programs map[string]*ebpf.ProgramSpec) map[string]*ebpf.ProgramSpec {
 	changed := map[string]*ebpf.ProgramSpec{}
 	for name, program := range programs {

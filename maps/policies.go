@@ -144,7 +144,9 @@ func (p policies) set(entry *bpf.Policy, owner loader.Owner, refs [2]RuleSetRef,
 	return isKnown
 }
 
-// finishPolicies removes unused rule sets once no program reads them. New ones take effect earlier, but see reordersLoads.
+// finishPolicies removes unused rule sets once no program reads them. New ones take effect earlier. But where CPUs reorder
+// loads (reordersLoads), a program may have judged a connection by what was there before, and noted the new generation. So
+// finishPolicies waits for the programs that run, and starts one more generation, in which they judge again.
 func (s *Store) finishPolicies() error {
 	if len(s.revoked) > 0 {
 		if err := loader.WaitForPrograms(); err != nil {

@@ -84,9 +84,9 @@ type step struct {
 	when func() bool
 }
 
-// steps returns all steps of ADD in their order, which keeps an unfinished container safe. It sends
-// nothing before its entries exist, because its device is down until then, and receives nothing from
-// outside before it works, because its host ports are opened last.
+// steps returns all steps of ADD in their order, which keeps an unfinished container safe. The container sends nothing
+// before its entries exist, because its device is down until then, and receives nothing from outside before it works,
+// because its host ports are opened last.
 func (a *adder) steps() []step {
 	return []step{
 		{"ask for the node agent", a.checkCluster, nil},

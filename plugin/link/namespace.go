@@ -25,8 +25,8 @@ func OpenNamespace(path string) (netns.NsHandle, error) {
 	return netns.GetFromPath(path)
 }
 
-// InNamespace runs do in another network namespace, in which sockets that do opens stay. A thread sees only the sysctls and
-// the sockets of its own namespace.
+// InNamespace runs do in another network namespace. Sockets that do opens belong to that namespace, also afterwards. A
+// thread sees only the sysctls and the sockets of its own namespace.
 func InNamespace(ns netns.NsHandle, do func() error) error {
 	return OnThread(func() error {
 		if err := netns.Set(ns); err != nil {
