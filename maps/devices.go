@@ -103,6 +103,20 @@ func DevicesOf(dp *loader.Datapath, owner loader.Owner) (indexes []int, err erro
 	return indexes, nil
 }
 
+// DevicesIn returns the ifindexes of a network's devices, of any version, by their owners.
+func DevicesIn(dp *loader.Datapath, network Network) (map[loader.Owner]int, error) {
+	devices := map[loader.Owner]int{}
+	for entry, err := range rawEntries(dp.Devices) {
+		if err != nil {
+			return nil, err
+		}
+		if networkOf(entry.value) == network {
+			devices[ownerOf(entry.key, entry.value)] = int(binary.NativeEndian.Uint32(entry.key))
+		}
+	}
+	return devices, nil
+}
+
 func deviceOf(key uint32, value bpf.Device) Device {
 	d := Device{
 		IfIndex:   int(key),

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	stdmaps "maps"
@@ -113,6 +114,7 @@ type collector struct {
 type view struct {
 	devices []netlink.Link // of the host
 	pairs   map[loader.Owner]device
+	known   map[loader.Owner]int // devices that the datapath knows, also those of other plugins
 	records []*record.Record
 	errRead error // records that are not among them
 }
@@ -135,18 +137,30 @@ func (c *collector) look() (*view, error) {
 			now.pairs[label.Owner] = device{found.Attrs().Index, label}
 		}
 	}
+	err = loader.IfLoaded(loader.OpenForRelease, func(datapath *loader.Datapath) (err error) {
+		now.known, err = maps.DevicesIn(datapath, maps.NetworkToken(network))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
 	now.records, now.errRead = c.records.List()
 	now.records = slices.DeleteFunc(now.records, func(r *record.Record) bool { return r.Attachment.Network != network })
 	return now, nil
 }
 
 // living returns the devices of the attachments that have one: ours, or that of another plugin that a
-// chained ebpfnet works on.
+// chained ebpfnet works on. If its record is lost, the datapath knows its owner.
 func (now *view) living() map[loader.Owner]device {
 	living := stdmaps.Clone(now.pairs)
 	exists := map[int]bool{}
 	for _, found := range now.devices {
 		exists[found.Attrs().Index] = true
+	}
+	for owner, index := range now.known {
+		if exists[index] {
+			living[owner] = cmp.Or(living[owner], device{index, names.Label{Owner: owner}})
+		}
 	}
 	for _, rec := range now.records {
 		if rec.Chained != nil && exists[rec.Chained.HostIndex] {

@@ -188,12 +188,16 @@ func remove(file string) error {
 
 // List returns all records. It skips unreadable ones and reports them in the error.
 func (d Dir) List() ([]*Record, error) {
-	files, err := filepath.Glob(filepath.Join(d.path, "*"+suffix))
+	files, err := os.ReadDir(d.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	var all []*Record
 	errs := []error{err}
 	for _, file := range files {
 		var owner loader.Owner
-		if _, err := fmt.Sscanf(strings.TrimSuffix(filepath.Base(file), suffix), "%x", &owner); err != nil {
+		name, isRecord := strings.CutSuffix(file.Name(), suffix)
+		if _, err := fmt.Sscanf(name, "%x", &owner); !isRecord || err != nil {
 			continue // not ours
 		}
 		r, err := d.Read(owner)

@@ -343,6 +343,19 @@ func TestChainedPairElsewhere(t *testing.T) {
 	wantFetch(t, h, other.Namespace, result)
 }
 
+// TestChainedGCWithoutRecord calls GC, without a list, after the record of a living chained container is lost. Nothing of it may go.
+func TestChainedGCWithoutRecord(t *testing.T) {
+	h := newHost(t)
+	p := h.chainedPod(t)
+	result := p.add(t)
+	testenv.Must(t, os.RemoveAll(record.DefaultDir))
+	before := h.snapshot(t, p.Namespace)
+	h.gc(t, with(with(p.conf, "prevResult", absent), "runtimeConfig", absent))
+	h.wantUnchanged(t, before, p.Namespace)
+	wantFetch(t, h, p.Namespace, result)
+	p.del(t)
+}
+
 // TestChainedUplink puts the device of a chained container on bridges that are uplinks, or have no address. ADD refuses them,
 // and the uplinks keep their programs.
 func TestChainedUplink(t *testing.T) {

@@ -33,8 +33,15 @@ func lookForwarding(_ context.Context, h *host) (findings []Finding, err error) 
 			"%s is 0: the host drops all packets from and to containers that the stack has to forward", name).by(&fixByRepair))
 	}
 	uplinks, err := h.uplinks()
-	for _, name := range notForwarding(append(h.ourDevices(), uplinks...)) { // somebody may have meant it
+	for _, name := range notForwarding("ipv4/ip_forward", "ipv4/conf/%s/forwarding", append(h.ourDevices(), uplinks...)) { // somebody may have meant it
 		findings = append(findings, wrong("sysctl -w "+word("net/"+name+"=1")+", and end what turns it off", "/proc/sys/net/%s is 0: the host drops packets that come in there", name))
+	}
+	// The host forwards IPv6 whatever the device's setting is, but route lookups of programs fail.
+	for _, name := range notForwarding("ipv6/conf/all/forwarding", "ipv6/conf/%s/forwarding", h.ourDevices()) {
+		if _, ipv6 := h.families(); !ipv6 {
+			break
+		}
+		findings = append(findings, warning("sysctl -w "+word("net/"+name+"=1")+", and end what turns it off", "/proc/sys/net/%s is 0: packets do not bypass the host's stack, and egress rules refuse them", name))
 	}
 	if err != nil {
 		return findings, err
@@ -42,14 +49,13 @@ func lookForwarding(_ context.Context, h *host) (findings []Finding, err error) 
 	return orGood(findings, "the host forwards packets"), nil
 }
 
-// notForwarding returns the sysctls of devices that do not forward, where the host does. For IPv6 the host's
-// alone counts.
-func notForwarding(devices []netlink.Link) (off []string) {
-	if sysctl("ipv4/ip_forward") == "0" {
+// notForwarding returns the sysctls of devices that do not forward, where the host does.
+func notForwarding(hosts, ofDevice string, devices []netlink.Link) (off []string) {
+	if sysctl(hosts) == "0" {
 		return nil
 	}
 	for _, device := range devices {
-		if name := "ipv4/conf/" + device.Attrs().Name + "/forwarding"; sysctl(name) == "0" {
+		if name := fmt.Sprintf(ofDevice, device.Attrs().Name); sysctl(name) == "0" {
 			off = append(off, name)
 		}
 	}
