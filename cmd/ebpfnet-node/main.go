@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -232,14 +233,18 @@ func (o *options) readTemplate() ([]byte, error) {
 	return os.ReadFile(o.template)
 }
 
-// handler serves the metrics of the agent and the datapath.
+// handler serves the metrics of the agent and the datapath. Where those of the datapath cannot be read, it logs why and serves
+// the agent's alone.
 func (o *options) handler(a *agent) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(a.health)
 	if a.enforcer != nil {
 		registry.MustRegister(a.enforcer.figures)
 	}
-	return a.health.Handler(metrics.Handler(prometheus.Gatherers{registry, metrics.New(metrics.Options{ConfDir: filepath.Dir(o.conflist)})}))
+	all := prometheus.Gatherers{registry, metrics.New(metrics.Options{ConfDir: filepath.Dir(o.conflist)})}
+	return a.health.Handler(metrics.Handler(all, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
+	}))
 }
 
 // hostEvents reports changes of this host.

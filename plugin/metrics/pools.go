@@ -26,7 +26,7 @@ type conf struct {
 }
 
 // poolsIn reads the configurations of a directory. The first one for a network counts, as for a runtime.
-// Configurations that are not ours or not valid have no addresses.
+// Configurations that are not ours, not valid or not readable have no addresses.
 func poolsIn(dir string) ([]pool, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conf", ".conflist", ".json"})
 	if err != nil {
@@ -36,12 +36,9 @@ func poolsIn(dir string) ([]pool, error) {
 	var pools []pool
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			return nil, err
-		}
 		var list conf
 		isKnown := func(p pool) bool { return p.network == list.Name }
-		if json.Unmarshal(text, &list) != nil || slices.ContainsFunc(pools, isKnown) {
+		if err != nil || json.Unmarshal(text, &list) != nil || slices.ContainsFunc(pools, isKnown) {
 			continue
 		}
 		p, err := poolOf(list)

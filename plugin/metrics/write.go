@@ -85,16 +85,14 @@ const (
 // Serve answers GET /metrics until ctx is done, and then finishes the scrapes under way.
 func Serve(ctx context.Context, listener net.Listener, from prometheus.Gatherer) error {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", Handler(from))
+	mux.Handle("GET /metrics", Handler(from, promhttp.HandlerOpts{}))
 	return ServeHTTP(ctx, listener, mux)
 }
 
-// Handler answers scrapes.
-func Handler(from prometheus.Gatherer) http.Handler {
-	return promhttp.HandlerFor(from, promhttp.HandlerOpts{
-		EnableOpenMetrics:   true,
-		MaxRequestsInFlight: atOnce,
-	})
+// Handler answers scrapes. The options say what becomes of errors: by default a scrape fails.
+func Handler(from prometheus.Gatherer, o promhttp.HandlerOpts) http.Handler {
+	o.EnableOpenMetrics, o.MaxRequestsInFlight = true, atOnce
+	return promhttp.HandlerFor(from, o)
 }
 
 // ServeHTTP answers until ctx is done, and then finishes the requests under way.
