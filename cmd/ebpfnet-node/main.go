@@ -107,19 +107,20 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	prober := probe.New(o.probePort, events.wake)
-	if o.Mode == desired.ModeAuto {
-		a.prober = prober
-	}
-	return together(ctx,
-		func(ctx context.Context) error { prober.Run(ctx); return nil },
+	parts := []func(context.Context) error{
 		func(ctx context.Context) error { watcher.Run(ctx); return nil },
 		events.watch,
 		func(ctx context.Context) error { a.run(ctx); return nil },
 		enforce,
 		func(ctx context.Context) error { o.followDenied(ctx, stdout, log); return nil },
 		func(ctx context.Context) error { return metrics.ServeHTTP(ctx, listener, o.handler(a)) },
-	)
+	}
+	if o.Mode == desired.ModeAuto {
+		prober := probe.New(o.probePort, events.wake)
+		a.prober = prober
+		parts = append(parts, func(ctx context.Context) error { prober.Run(ctx); return nil })
+	}
+	return together(ctx, parts...)
 }
 
 // enforcer returns the function that enforces NetworkPolicy, or ends that.
