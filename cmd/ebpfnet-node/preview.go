@@ -35,21 +35,32 @@ type previewer struct {
 
 // serve answers root on the socket beside the agent's state until ctx is done.
 func (p *previewer) serve(ctx context.Context, state string, log *slog.Logger) error {
+	listener, err := listenForRoot(nodestate.SocketOf(state))
+	if err != nil {
+		log.Warn(fmt.Sprintf("ebpfnetctl policy preview does not work: %v", err))
+		<-ctx.Done()
+		return nil
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST "+nodestate.PreviewPath, p)
+	return metrics.ServeHTTP(ctx, listener, mux)
+}
+
+// listenForRoot listens on a socket that only root can open.
+func listenForRoot(path string) (net.Listener, error) {
 	const onlyRoot = 0o600
 
-	path := nodestate.SocketOf(state)
-	err := os.Remove(path) // of an agent that was killed
-	if err == nil || errors.Is(err, os.ErrNotExist) {
-		var listener net.Listener
-		if listener, err = net.Listen("unix", path); err == nil {
-			mux := http.NewServeMux()
-			mux.Handle("POST "+nodestate.PreviewPath, p)
-			return errors.Join(os.Chmod(path, onlyRoot), metrics.ServeHTTP(ctx, listener, mux))
-		}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of an agent that was killed
+		return nil, err
 	}
-	log.Warn(fmt.Sprintf("ebpfnetctl policy preview does not work: %v", err))
-	<-ctx.Done()
-	return nil
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, onlyRoot); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
 }
 
 // ServeHTTP answers a nodestate.Preview.

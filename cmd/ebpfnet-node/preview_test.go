@@ -3,9 +3,13 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -102,6 +106,31 @@ func TestPreview(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// TestListenForRoot wants a socket for root alone, and none where the kernel refuses its mode.
+func TestListenForRoot(t *testing.T) {
+	const refused = "EBPFNET_REFUSED"
+
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	listener, err := listenForRoot(path)
+	info, errStat := os.Stat(path)
+	if os.Getenv(refused) != "" { // below
+		if !errors.Is(err, os.ErrPermission) || errStat == nil {
+			t.Errorf("got socket %v (%v), want none", info, err)
+		}
+		return
+	}
+	if err := errors.Join(err, errStat); err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("got %v (%v), want mode 0600", info, err)
+	}
+	listener.Close()
+	cmd := exec.CommandContext(t.Context(), "strace", "-f", "-qq", "-o", "/dev/null",
+		"-e", "inject=fchmodat:error=EPERM", os.Args[0], "-test.run", "^TestListenForRoot$")
+	cmd.Env = append(os.Environ(), refused+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil && !errors.Is(err, exec.ErrNotFound) {
+		t.Errorf("refused: %v: %s", err, out)
 	}
 }
 
