@@ -31,11 +31,16 @@ func (o *Host) Repair(ctx context.Context) (repaired []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	repaired = append(detached, reconciled...)
+	attached, err := o.attachAll(ctx)
+	for _, uplink := range detached {
+		if has, err := o.datapath.UplinkAttached(uplink.Attrs().Index); err == nil && has {
+			repaired = append(repaired, uplinkPrograms(uplink))
+		}
+	}
+	repaired = append(repaired, reconciled...)
 	if after, err := o.datapath.LoopbackAttached(); err == nil && after && !before {
 		repaired = append(repaired, "program of the loopback device")
 	}
-	attached, err := o.attachEndpoints(ctx)
 	returned, errReturned := o.returnForIPsec(ctx)
 	return slices.Concat(repaired, attached, returned), errors.Join(err, errReturned)
 }
@@ -54,8 +59,8 @@ func (o *Host) returnForIPsec(ctx context.Context) (repaired []string, err error
 	return repaired, errors.Join(err, maps.With(ctx, o.datapath, (*maps.Store).VoidOffloads)) // rather ended than in clear text
 }
 
-// detachedUplinks describes the uplinks that lack programs, which Follow attaches.
-func (o *Host) detachedUplinks() (detached []string, err error) {
+// detachedUplinks returns the uplinks that lack programs. A port of a bridge or bond needs none.
+func (o *Host) detachedUplinks() (detached []netlink.Link, err error) {
 	uplinks, err := o.Uplinks()
 	if err != nil {
 		return nil, err
@@ -65,17 +70,39 @@ func (o *Host) detachedUplinks() (detached []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if !attached {
-			detached = append(detached, "programs of uplink "+uplink.Attrs().Name)
+		if !attached && !link.IsPort(uplink) {
+			detached = append(detached, uplink)
 		}
 	}
 	return detached, nil
 }
 
-// attachEndpoints attaches the programs of containers where they are missing.
-func (o *Host) attachEndpoints(ctx context.Context) (repaired []string, err error) {
+func uplinkPrograms(uplink netlink.Link) string { return "programs of uplink " + uplink.Attrs().Name }
+
+// attachUplinks attaches the programs of known uplinks where they are missing: Follow does so only for uplinks that networks
+// with living containers select. The caller holds the lock, so that no uplink becomes a bridge of containers meanwhile.
+func (o *Host) attachUplinks() error {
+	detached, err := o.detachedUplinks()
+	for _, uplink := range detached {
+		header, ok := link.HeaderOf(uplink)
+		if !ok {
+			continue
+		}
+		errAttach := o.datapath.AttachUplink(uplink.Attrs().Index, header)
+		if !errors.Is(errAttach, unix.ENODEV) && !errors.Is(errAttach, unix.ENOLINK) { // else it was deleted meanwhile
+			err = errors.Join(err, errAttach)
+		}
+	}
+	return err
+}
+
+// attachAll attaches the programs of uplinks and containers where they are missing, and describes those of containers.
+func (o *Host) attachAll(ctx context.Context) (repaired []string, err error) {
 	err = maps.With(ctx, o.datapath, func(store *maps.Store) error {
 		store.NewGeneration() // cached decisions do not outlive a repair
+		if err := o.attachUplinks(); err != nil {
+			return err
+		}
 		for _, end := range o.ends {
 			attached, err := o.datapath.EndpointAttached(end.index)
 			if err != nil {
@@ -171,7 +198,10 @@ func (o *Host) Detached() (containers, host []string, err error) {
 		}
 	}
 	slices.Sort(containers)
-	host, errUplinks := o.detachedUplinks()
+	uplinks, errUplinks := o.detachedUplinks()
+	for _, uplink := range uplinks {
+		host = append(host, uplinkPrograms(uplink))
+	}
 	hasLoopback, errLoopback := o.datapath.LoopbackAttached()
 	ports, errPorts := maps.HostPorts(o.datapath)
 	if len(ports) > 0 && errLoopback == nil && !hasLoopback {
