@@ -115,6 +115,24 @@ func TestUsage(t *testing.T) {
 		}
 	}
 }
+// TestCompletion completes words and flags, also of the commands of a command.
+func TestCompletion(t *testing.T) {
+	for args, want := range map[string]string{
+		"status":                    ":4\n", // no files
+		"status -o":                 "text\nwide\njson\nyaml\nname\n:4\n",
+		"policy explain -o":         "text\njson\nyaml\n:4\n",
+		"policy preview -o":         "text\njson\nyaml\n:4\n",
+		"policy preview -f a.yaml":  ":4\n",
+		"policy explain --help":     ":4\n",
+		"policy preview --delete a": ":4\n",
+	} {
+		words := append(append([]string{"__complete"}, strings.Fields(args)...), "")
+		if code, stdout, _ := runIn(t, words...); code != exitGood || stdout != want {
+			t.Errorf("%s: got exit code %d, %q, want %q", args, code, stdout, want)
+		}
+	}
+}
+
 
 func TestVersion(t *testing.T) {
 	for format, want := range map[string]string{

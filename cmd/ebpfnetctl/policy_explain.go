@@ -64,7 +64,6 @@ selectors of rules match them. Exits with 3 if a direction does not admit it.
 	flags.AddToWrite(cmd.Flags())
 	dirs.add(cmd)
 	cmd.Flags().BoolVarP(&options.IPv6, "ipv6", "6", false, "by IPv6, where both ends have both families")
-	addHelpFlag(cmd)
 	return cmd
 }
 

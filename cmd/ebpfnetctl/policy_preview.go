@@ -67,7 +67,6 @@ Exits with 3 if a live connection would end.`,
 			}
 			return preview(cmd, o)
 		},
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	o.AddToWrite(cmd.Flags())
 	o.dirs.add(cmd)
@@ -75,7 +74,6 @@ Exits with 3 if a live connection would end.`,
 	cmd.Flags().StringSliceVar(&o.deleted, "delete", nil, "a policy that is deleted, `[NAMESPACE/]NAME`; repeatable")
 	cmd.Flags().StringVar(&o.drops, "drops", "", "`FILE` has lines of drops --follow -o json, or of the agent's --log-denied")
 	cmd.Flags().StringVar(&o.state, "state", nodestate.Default, "`FILE` of the node agent")
-	addHelpFlag(cmd)
 	return cmd
 }
 

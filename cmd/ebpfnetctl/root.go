@@ -59,15 +59,7 @@ something has found it.`,
 	add := func(group string, commands ...*cobra.Command) {
 		for _, command := range commands {
 			command.GroupID = group
-			command.Flags().VisitAll(func(flag *pflag.Flag) {
-				if choice, ok := flag.Value.(*output.Choice); ok {
-					completeWith(command, flag.Name, choice.Known...)
-				}
-			})
-			if takesNoWords := command.ValidateArgs([]string{""}) != nil; takesNoWords {
-				command.ValidArgsFunction = cobra.NoFileCompletions
-			}
-			addHelpFlag(command)
+			complete(command)
 			root.AddCommand(command)
 		}
 	}
@@ -99,6 +91,24 @@ something has found it.`,
 		newVersion(),
 	)
 	return root
+}
+
+// complete gives a command and its own commands completion of flags that have choices, no completion of words that they do
+// not take, and --help.
+func complete(command *cobra.Command) {
+	command.Flags().VisitAll(func(flag *pflag.Flag) {
+		if choice, ok := flag.Value.(*output.Choice); ok {
+			completeWith(command, flag.Name, choice.Known...)
+		}
+	})
+	takesNoWords := command.ValidateArgs([]string{""}) != nil
+	if command.ValidArgsFunction == nil && takesNoWords {
+		command.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	addHelpFlag(command)
+	for _, child := range command.Commands() {
+		complete(child)
+	}
 }
 
 var effectiveUID = os.Geteuid // tests replace it

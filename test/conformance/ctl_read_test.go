@@ -56,6 +56,14 @@ func TestCtlRead(t *testing.T) {
 		node := maps.Node{Prefix: netip.MustParsePrefix("10.99.2.0/24"), Remote: testenv.OutsideAddr4, Mode: maps.NodeDirect, MTU: 1500}
 		return maps.With(testenv.Context(t), datapath, func(store *maps.Store) error { return store.SetNodes([]maps.Node{node}) })
 	})
+	for _, command := range []string{"trace", "policy explain"} {
+		for _, begun := range []string{"", "web "} {
+			words := append(append([]string{"__complete"}, strings.Fields(command+" "+begun)...), "")
+			if _, names, _ := s.host.ctl(t, words...); !strings.Contains(names, "pods/web/eth0\n") || !strings.Contains(names, ":4\n") {
+				t.Errorf("%q: got %q, want the container, and no files", words, names)
+			}
+		}
+	}
 	for _, command := range commands {
 		t.Run(command, func(t *testing.T) { (&readTest{t, s, command, args[command]}).run() })
 	}
