@@ -205,14 +205,19 @@ func (o *previewOptions) eachDrop(add addConnection) error {
 		return err
 	}
 	defer file.Close()
-	seen := map[[2]string]bool{}
+	type key struct{ protocol, source, destination, ruleSet string }
+	seen := map[key]bool{}
 	lines := bufio.NewScanner(file)
 	for lines.Scan() {
 		var d drops.Drop
-		if err := json.Unmarshal(lines.Bytes(), &d); err != nil || seen[[2]string{d.Source, d.Destination}] {
+		if err := json.Unmarshal(lines.Bytes(), &d); err != nil {
 			continue // a line of the agent's log
 		}
-		seen[[2]string{d.Source, d.Destination}] = true
+		its := key{d.Protocol, d.Source, d.Destination, d.RuleSet}
+		if seen[its] {
+			continue
+		}
+		seen[its] = true
 		protocol, isKnown := protocols[d.Protocol]
 		source, errSource := netip.ParseAddrPort(d.Source)
 		destination, errDestination := netip.ParseAddrPort(d.Destination)
