@@ -90,7 +90,7 @@ func TestDoctorDatapath(t *testing.T) {
 	}
 	want := func(exit int, check, text string) {
 		t.Helper()
-		got, stdout, stderr := h.ctl(t, "doctor", "--conf-dir", conf, "-o", "json")
+		got, stdout, stderr := h.ctl(t, "doctor", "--conf-dir", conf, "--bin-dir", conf, "-o", "json")
 		if found := findings(t, stdout, check); got != exit || !strings.Contains(found, text) {
 			t.Errorf("got exit code %d, %s: %q (%s), want %d, %q", got, check, found, stderr, exit, text)
 		}

@@ -51,12 +51,16 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 // Find returns the runtimes of the host, with their directories as this process sees them. An error is about a
 // configuration that cannot be read: that runtime is missing.
 func (o Options) Find() ([]Runtime, error) {
-	if o.ConfDir != "" { // then it does not matter what runtimes are configured
-		return []Runtime{{Source: "--conf-dir", ConfDir: o.ConfDir, BinDirs: o.BinDirs}}, nil
+	found := []Runtime{{Source: "--conf-dir", BinDirs: DefaultBinDirs}}
+	var err error
+	if o.ConfDir == "" { // else it does not matter what runtimes are configured
+		found, err = find(o.Root)
 	}
-	found, err := find(o.Root)
 	for i, r := range found {
 		found[i] = r.In(o.Root)
+		if o.ConfDir != "" {
+			found[i].ConfDir = o.ConfDir
+		}
 		if o.BinDirs != nil {
 			found[i].BinDirs = o.BinDirs
 		}

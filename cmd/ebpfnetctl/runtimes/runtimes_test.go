@@ -76,6 +76,23 @@ func TestFind(t *testing.T) {
 	}
 }
 
+// TestOptions names directories, below a root that only others are below.
+func TestOptions(t *testing.T) {
+	for _, test := range []struct {
+		options Options
+		want    Runtime
+	}{
+		{Options{Root: "/none"}, Runtime{ConfDir: "/none" + DefaultConfDir, BinDirs: []string{"/none/opt/cni/bin", "/none/usr/lib/cni", "/none/usr/libexec/cni"}}},
+		{Options{Root: "/none", BinDirs: []string{"/b"}}, Runtime{ConfDir: "/none" + DefaultConfDir, BinDirs: []string{"/b"}}},
+		{Options{ConfDir: "/c"}, Runtime{Source: "--conf-dir", ConfDir: "/c", BinDirs: DefaultBinDirs}},
+		{Options{ConfDir: "/c", BinDirs: []string{"/b"}}, Runtime{Source: "--conf-dir", ConfDir: "/c", BinDirs: []string{"/b"}}},
+	} {
+		if got, err := test.options.Find(); err != nil || !reflect.DeepEqual(got, []Runtime{test.want}) {
+			t.Errorf("%+v: got %+v (%v), want %+v", test.options, got, err, test.want)
+		}
+	}
+}
+
 func TestFindErrors(t *testing.T) {
 	for _, file := range []string{containerdFiles[0], "/etc/crio/crio.conf"} {
 		got, err := find(rootWith(t, map[string]string{file: "version = \n"}))
