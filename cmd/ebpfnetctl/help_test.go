@@ -101,7 +101,6 @@ func TestUsage(t *testing.T) {
 		"same-network":                                                          {"set", "pods", "ingressPolicy=closed"},
 		"expected a file with a policy, or none":                                {"set", "pods", "policy=/nowhere"},
 		"true or false":                                                         {"set", "pods", "antiSpoof=maybe"},
-		"unknown flag: --data-dir":                                              {"status", "--data-dir", "/d"},
 		`attachments: unexpected argument "b"`:                                  {"attachments", "a", "b"},
 		"unload: unknown shorthand flag: 'o' in -o":                             {"unload", "-o", "json"},
 		"(see `ebpfnetctl help policy explain`)":                                {"policy", "explain", "web"},
@@ -115,6 +114,7 @@ func TestUsage(t *testing.T) {
 		}
 	}
 }
+
 // TestCompletion completes words and flags, also of the commands of a command.
 func TestCompletion(t *testing.T) {
 	for args, want := range map[string]string{
@@ -132,7 +132,6 @@ func TestCompletion(t *testing.T) {
 		}
 	}
 }
-
 
 func TestVersion(t *testing.T) {
 	for format, want := range map[string]string{

@@ -41,6 +41,7 @@ type status struct {
 
 func newStatus() *cobra.Command {
 	var flags output.Flags
+	var dataDir string
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "whether ebpfnet is healthy, and what it drops",
@@ -50,14 +51,17 @@ ports for masquerading, how full the table of flows is, and the maps with their
 memory.`,
 		Example: "  ebpfnetctl status\n  ebpfnetctl status -o json | jq -e .sameAsThisBinary",
 		Args:    noWords,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return printStatus(output.New(cmd.OutOrStdout(), flags)) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return printStatus(output.New(cmd.OutOrStdout(), flags), dataDir)
+		},
 	}
 	flags.AddToRead(cmd.Flags())
+	addDataDir(cmd, &dataDir)
 	return cmd
 }
 
-func printStatus(p *output.Printer) error {
-	totals, err := admin.ReadTotals(admin.TotalsOptions{AllMaps: true})
+func printStatus(p *output.Printer, dataDir string) error {
+	totals, err := admin.ReadTotals(admin.TotalsOptions{DataDir: dataDir, AllMaps: true})
 	if err != nil {
 		return err
 	}
@@ -86,15 +90,15 @@ func printStatus(p *output.Printer) error {
 	for _, network := range totals.Networks {
 		s.Connected, s.Dead = s.Connected+network.Connected, s.Dead+network.Dead
 	}
-	if err := s.addHost(); err != nil {
+	if err := s.addHost(dataDir); err != nil {
 		return err
 	}
 	return p.Document(s, s.Directory, func() { s.print(p) })
 }
 
 // addHost adds what is asked of the host's devices.
-func (s *status) addHost() error {
-	host, err := admin.Open(loader.OpenLoaded, "")
+func (s *status) addHost(dataDir string) error {
+	host, err := admin.Open(loader.OpenLoaded, dataDir)
 	if err != nil {
 		return err
 	}
