@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -52,17 +53,17 @@ func top(ctx context.Context, p *output.Printer, o *topOptions) error {
 	if o.interval < shortest || o.interval > longest {
 		return usageError{fmt.Errorf("top: --interval %s: expected %s to %s", o.interval, shortest, longest)}
 	}
-	_, attachments, err := o.attachments()
+	_, attachments, errAttachments := o.attachments()
 	if attachments == nil {
-		return err
+		return errAttachments
 	}
 	list, err := admin.MeasureTraffic(ctx, attachments, o.interval)
 	if err != nil {
-		return err
+		return errors.Join(errAttachments, err)
 	}
 	key := trafficOrders[o.order]
 	slices.SortStableFunc(list, func(a, b admin.Traffic) int { return cmp.Compare(key(b), key(a)) })
-	return trafficTable.Print(p, list)
+	return errors.Join(errAttachments, trafficTable.Print(p, list))
 }
 
 var trafficTable = output.Table[admin.Traffic]{

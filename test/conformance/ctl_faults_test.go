@@ -124,6 +124,9 @@ func TestUnreadableRecord(t *testing.T) {
 	for _, args := range [][]string{{"repair"}, {"status"}, {"set", "pods/c1", "antiSpoof=false"}} {
 		h.wantCtl(t, 0, args)
 	}
+	if exit, stdout, stderr := h.ctl(t, "top", "--interval", "100ms"); exit != 1 || !strings.Contains(stdout, "c1") || !strings.Contains(stderr, broken) {
+		t.Errorf("top: got exit code %d, %q, %q; want the container, and the record that it could not read", exit, stdout, stderr)
+	}
 	if exit, _, stderr := h.ctl(t, "unload"); exit != 1 || !strings.Contains(stderr, "c1") {
 		t.Errorf("unload without --yes: got exit code %d, %q; want it to name the container", exit, stderr)
 	}
