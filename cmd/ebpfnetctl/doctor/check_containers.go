@@ -25,8 +25,11 @@ import (
 // libcni's cache. What `ebpfnetctl repair` fixes, other checks find.
 func lookContainers(ctx context.Context, h *host) (findings []Finding, err error) {
 	cached, err := h.cachedContainers()
-	if err != nil || h.datapath == nil {
-		return []Finding{good("nothing is loaded yet")}, err
+	if err != nil {
+		return nil, err
+	}
+	if h.datapath == nil {
+		return []Finding{good("nothing is loaded yet")}, nil
 	}
 	unknown, present := 0, admin.ByOwner(h.attachments)
 	for _, a := range h.attachments {

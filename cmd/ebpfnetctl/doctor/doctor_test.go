@@ -7,11 +7,14 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpfnet/ebpfnet/loader"
 )
 
 // TestChecksAreDocumented wants each check in the README.
@@ -25,6 +28,31 @@ func TestChecksAreDocumented(t *testing.T) {
 	for _, c := range checks {
 		if !found || !strings.Contains(section, "`"+c.name+"`") {
 			t.Errorf("README.md: no check `%s` in the section doctor", c.name)
+		}
+	}
+}
+
+// TestUnknown wants no check to call good what it could not look at.
+func TestUnknown(t *testing.T) {
+	notLoaded, bad := fmt.Errorf("open: %w", loader.ErrNotLoaded), errors.New("bad")
+	for _, test := range []struct {
+		host  *host
+		check string
+		want  error
+	}{
+		{&host{errAttached: bad}, "programs", bad},
+		{&host{errAttached: bad}, "uplinks", bad},
+		{&host{errAttached: bad}, "rp-filter", bad},
+		{&host{errDatapath: notLoaded}, "programs", nil},
+		{&host{errDatapath: notLoaded}, "uplinks", nil},
+		{&host{errDatapath: notLoaded, Options: Options{CacheDir: "/dev/null"}}, "containers", unix.ENOTDIR},
+		{&host{errDatapath: notLoaded, Options: Options{CacheDir: t.TempDir()}}, "containers", nil},
+	} {
+		i := slices.IndexFunc(checks, func(c check) bool { return c.name == test.check })
+		found, err := checks[i].look(t.Context(), test.host)
+		isGood := slices.ContainsFunc(found, func(f Finding) bool { return f.State == Good })
+		if !errors.Is(err, test.want) || isGood != (test.want == nil) {
+			t.Errorf("%s: got %v (%v), want error %v, or else a good state", test.check, found, err, test.want)
 		}
 	}
 }

@@ -76,10 +76,13 @@ func (h *host) close() {
 	h.rtnl.Close()
 }
 
-// whyNotOpen returns an error if a datapath is loaded that cannot be opened.
+// whyNotOpen returns an error if a datapath is loaded, and it, its devices or its records cannot be opened.
 func (h *host) whyNotOpen() error {
-	if h.errDatapath == nil || errors.Is(h.errDatapath, loader.ErrNotLoaded) {
+	switch {
+	case errors.Is(h.errDatapath, loader.ErrNotLoaded), h.admin != nil:
 		return nil
+	case h.errDatapath == nil:
+		return h.errAttached
 	}
 	return errors.New("what is loaded cannot be opened: see the check datapath")
 }
@@ -136,7 +139,7 @@ func (h *host) hasContainers() bool {
 // uplinks returns the uplinks. Before the first ADD there are none.
 func (h *host) uplinks() ([]netlink.Link, error) {
 	if h.admin == nil {
-		return nil, nil
+		return nil, h.errAttached
 	}
 	return h.admin.Uplinks()
 }
