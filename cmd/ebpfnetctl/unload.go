@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -82,5 +83,7 @@ func unload(cmd *cobra.Command, yes bool, dataDir string) error {
 	}
 	return fmt.Errorf("nothing was done: unloading would remove %d host port entries and %d flows, detach the programs from "+
 		"uplinks %s, and end masquerading and host ports for %d containers; use --yes to unload (the containers: %s)",
-		usage.HostPorts, usage.Flows, strings.Join(usage.Uplinks, ", "), len(usage.Containers), strings.Join(usage.Containers, ", "))
+		usage.HostPorts, usage.Flows, orNone(usage.Uplinks), len(usage.Containers), orNone(usage.Containers))
 }
+
+func orNone(names []string) string { return cmp.Or(strings.Join(names, ", "), "none") }

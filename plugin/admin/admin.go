@@ -172,6 +172,8 @@ func (o *Host) Usage() (*Usage, error) {
 	for _, uplink := range uplinks {
 		u.Uplinks = append(u.Uplinks, uplink.Attrs().Name)
 	}
+	slices.Sort(u.Containers)
+	slices.Sort(u.Uplinks)
 	ports, errPorts := maps.Entries(o.datapath.HostPorts)
 	u.HostPorts = ports
 	errFlows := loader.IfLoaded(loader.OpenLoaded, func(datapath *loader.Datapath) error {
