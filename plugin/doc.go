@@ -14,6 +14,7 @@
 //	plugin            the verbs
 //	plugin/metrics    the datapath's figures for Prometheus
 //	plugin/admin      what ebpfnetctl reads and changes: attachments, flows, traffic, set, repair, unload
+//	plugin/runtimes   how the runtimes of the host use CNI: their directories and lists
 //	plugin/refresh    follows changes of the host, for the verbs and for ebpfnetctl
 //	plugin/cni        runs verbs: log, deadline, results and errors
 //	plugin/config     parses what a runtime sends; no side effects

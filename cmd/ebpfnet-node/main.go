@@ -37,6 +37,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin/metrics"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
+	"github.com/ebpfnet/ebpfnet/plugin/runtimes"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
@@ -242,7 +243,7 @@ func (o *options) handler(a *agent) http.Handler {
 	if a.enforcer != nil {
 		registry.MustRegister(a.enforcer.figures)
 	}
-	all := prometheus.Gatherers{registry, metrics.New(metrics.Options{ConfDir: filepath.Dir(o.conflist)})}
+	all := prometheus.Gatherers{registry, metrics.New(metrics.Options{Runtimes: runtimes.Options{ConfDir: filepath.Dir(o.conflist)}})}
 	return a.health.Handler(metrics.Handler(all, promhttp.HandlerOpts{
 		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
 	}))

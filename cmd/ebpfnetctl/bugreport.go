@@ -10,12 +10,12 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/bugreport"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
+	"github.com/ebpfnet/ebpfnet/plugin/runtimes"
 )
 
 func newBugreport() *cobra.Command {
 	var dirs directories
-	var confDir string
+	var of runtimes.Options
 	cmd := &cobra.Command{
 		Use:   "bugreport FILE",
 		Short: "an archive of what helps to find a fault",
@@ -34,12 +34,12 @@ filter cannot recognize every secret: review the archive before you share it.`,
 			}
 			return report(cmd, words[0], bugreport.Options{
 				Commands: append(readCommands(cmd), append(withFlagsOf(cmd, "metrics"), "--containers", "--flows")),
-				ConfDir:  confDir,
+				Runtimes: of,
 			})
 		},
 	}
 	dirs.add(cmd)
-	cmd.Flags().StringVar(&confDir, "conf-dir", runtimes.DefaultConfDir, "`DIR` has the network configurations")
+	cmd.Flags().StringVar(&of.ConfDir, "conf-dir", "", "`DIR` has the network configurations, if not where the runtime looks")
 	return cmd
 }
 

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/plugin/metrics"
 )
 
@@ -38,7 +37,7 @@ connected, and nothing asks for a password: 127.0.0.1 is for this host alone.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return exportMetrics(cmd, o) },
 	}
 	addDataDir(cmd, &o.DataDir)
-	cmd.Flags().StringVar(&o.ConfDir, "conf-dir", runtimes.DefaultConfDir, "`DIR` has the network configurations, with the sizes of ranges")
+	cmd.Flags().StringVar(&o.Runtimes.ConfDir, "conf-dir", "", "`DIR` has the network configurations, with the sizes of ranges, if not where the runtime looks")
 	cmd.Flags().StringVar(&o.textfile, "textfile", "", "replace `FILE`, whose name ends in .prom")
 	cmd.Flags().StringVar(&o.listen, "listen", "", "serve http://`ADDRESS:PORT`/metrics")
 	cmd.Flags().BoolVar(&o.Containers, "containers", false, "also the traffic and the drops of each container")

@@ -15,6 +15,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/runtimes"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 	"github.com/ebpfnet/ebpfnet/plugin/version"
 )
@@ -22,7 +23,7 @@ import (
 // Options say what to export.
 type Options struct {
 	admin.TotalsOptions
-	ConfDir string // of the network configurations, for the sizes of address ranges
+	Runtimes runtimes.Options // whose network configurations have the sizes of address ranges
 }
 
 // The metrics. Published names do not change, because dashboards and alerts use them.
@@ -69,7 +70,7 @@ type source struct {
 func New(o Options) prometheus.Gatherer {
 	return prometheus.GathererFunc(source{
 		totals: func() (*admin.Totals, error) { return admin.ReadTotals(o.TotalsOptions) },
-		pools:  func() ([]pool, error) { return poolsIn(o.ConfDir) },
+		pools:  func() ([]pool, error) { return poolsOf(o.Runtimes) },
 	}.gather)
 }
 

@@ -17,15 +17,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
-
+	"github.com/ebpfnet/ebpfnet/plugin/runtimes"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
 // Options say what to collect.
 type Options struct {
-	Commands [][]string // of ebpfnetctl
-	ConfDir  string     // of the network configurations
+	Commands [][]string       // of ebpfnetctl
+	Runtimes runtimes.Options // whose network configurations to collect
 }
 
 // Report says what was written.
@@ -71,7 +70,7 @@ func Write(ctx context.Context, to io.Writer, o Options) (*Report, error) {
 			a.add("ebpfnetctl/"+words[0]+".txt", redactText(text), err)
 		}
 	}
-	a.addConfigurations(o.ConfDir)
+	a.addConfigurations(o.Runtimes)
 	for _, command := range hostCommands {
 		if program, err := exec.LookPath(command[1]); err == nil {
 			text, err := run(ctx, a.limit(), program, command[2:]...)
@@ -96,15 +95,25 @@ func (a *archive) addJSON(name string, text []byte, err error) {
 	a.add(name, text, err)
 }
 
-// addConfigurations adds what a runtime reads. Other files there may have credentials.
-func (a *archive) addConfigurations(dir string) {
-	files, err := libcni.ConfFiles(dir, []string{".conf", ".conflist", ".json"})
-	if err != nil || len(files) == 0 {
-		a.add("cni", nil, errors.Join(err, fmt.Errorf("no configuration in %s", dir)))
+// addConfigurations adds what runtimes read, each directory once. Other files there may have credentials.
+func (a *archive) addConfigurations(o runtimes.Options) {
+	found, err := o.Find()
+	if err != nil {
+		a.add("cni", nil, err)
 	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		a.addJSON("cni/"+filepath.Base(file), text, err)
+	seen := map[string]bool{}
+	for _, r := range found {
+		files, err := r.Files()
+		if err != nil || len(files) == 0 {
+			a.add("cni", nil, errors.Join(err, fmt.Errorf("no configuration in %s", r.ConfDir)))
+		}
+		for _, file := range files {
+			if !seen[file.Path] {
+				seen[file.Path] = true
+				text, err := os.ReadFile(file.Path)
+				a.addJSON("cni/"+filepath.Base(file.Path), text, err)
+			}
+		}
 	}
 }
 

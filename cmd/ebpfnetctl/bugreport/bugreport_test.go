@@ -8,8 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ebpfnet/ebpfnet/plugin/runtimes"
 )
 
 // TestRedactJSON has a secret in each text, and what must stay beside it.
@@ -109,9 +113,34 @@ func filesOf(t *testing.T, archive io.Reader) map[string][]byte {
 	}
 }
 
+// TestConfigurations takes those of the runtime's directory, wherever it is.
+func TestConfigurations(t *testing.T) {
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"etc/containerd/config.toml": "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nconf_dir = '/k3s'\n",
+		"etc/crio/crio.conf":         "[crio.network]\nnetwork_dir = '/k3s'\n",
+		"k3s/10-pods.conflist":       `{"name": "pods"}`,
+	} {
+		path := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	a := newArchive(&out)
+	a.addConfigurations(runtimes.Options{Root: root})
+	if err := a.close(); err != nil {
+		t.Fatal(err)
+	}
+	files := filesOf(t, &out)
+	if text := string(files["cni/10-pods.conflist"]); strings.Count(text, "pods") != 1 || len(files) != 1 || len(a.report.Missing) > 0 {
+		t.Errorf("got %q, missing %q; want the list, once", files, a.report.Missing)
+	}
+}
+
 // TestWriteFails wants an error if nothing can be written, or the report is interrupted.
 func TestWriteFails(t *testing.T) {
-	nothing := Options{ConfDir: t.TempDir()}
+	nothing := Options{Runtimes: runtimes.Options{ConfDir: t.TempDir()}}
 	if _, err := Write(t.Context(), failing{}, nothing); !errors.Is(err, errFull) {
 		t.Errorf("got %v, want %v", err, errFull)
 	}

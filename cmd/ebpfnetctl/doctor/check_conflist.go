@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/runtimes"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/refresh"
+	"github.com/ebpfnet/ebpfnet/plugin/runtimes"
 )
 
 // lookConflist finds the list that each runtime will really take, and whether ADD can work with it.

@@ -23,7 +23,7 @@ type crioConfig struct {
 func findCRIO(root string) ([]Runtime, error) {
 	const main = "/etc/crio/crio.conf"
 
-	r := Runtime{Name: "CRI-O", ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}, SkipsInvalid: true}
+	r := Runtime{Name: "CRI-O", ConfDir: defaultConfDir, BinDirs: []string{"/opt/cni/bin"}, SkipsInvalid: true}
 	files := []string{main}
 	for _, dir := range []string{"/usr/share/crio/crio.conf.d", "/etc/crio/crio.conf.d"} {
 		parts, err := filepath.Glob(filepath.Join(root, dir, "*"))

@@ -42,7 +42,7 @@ var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1
 func findContainerd(root string) (found []Runtime, err error) {
 	named, err := namedFiles(root)
 	for _, file := range slices.Concat(named, containerdFiles) {
-		r := Runtime{Name: "containerd", Source: file, ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}, CallsLoopback: true}
+		r := Runtime{Name: "containerd", Source: file, ConfDir: defaultConfDir, BinDirs: []string{"/opt/cni/bin"}, CallsLoopback: true}
 		isOn, read, errFile := r.readContainerd(root, file, map[string]bool{})
 		if errFile != nil {
 			err = errors.Join(err, fmt.Errorf("read %s: %w", file, errFile))

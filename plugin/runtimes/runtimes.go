@@ -28,11 +28,11 @@ type Runtime struct {
 	SkipsInvalid bool
 }
 
-// DefaultConfDir is where runtimes usually look for network configurations.
-const DefaultConfDir = "/etc/cni/net.d"
+// defaultConfDir is where runtimes usually look for network configurations.
+const defaultConfDir = "/etc/cni/net.d"
 
-// DefaultBinDirs are where distributions put plugins.
-var DefaultBinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
+// defaultBinDirs are where distributions put plugins.
+var defaultBinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 
 // Options say where runtimes have their files.
 type Options struct {
@@ -51,13 +51,13 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 // Find returns the runtimes of the host, with their directories as this process sees them. An error is about a
 // configuration that cannot be read: that runtime is missing.
 func (o Options) Find() ([]Runtime, error) {
-	found := []Runtime{{Source: "--conf-dir", BinDirs: DefaultBinDirs}}
+	found := []Runtime{{Source: "--conf-dir", BinDirs: defaultBinDirs}}
 	var err error
 	if o.ConfDir == "" { // else it does not matter what runtimes are configured
 		found, err = find(o.Root)
 	}
 	for i, r := range found {
-		found[i] = r.In(o.Root)
+		found[i] = r.in(o.Root)
 		if o.ConfDir != "" {
 			found[i].ConfDir = o.ConfDir
 		}
@@ -74,13 +74,13 @@ func find(root string) (found []Runtime, err error) {
 	ofCRIO, errCRIO := findCRIO(root)
 	found = append(ofContainerd, ofCRIO...)
 	if err = errors.Join(errContainerd, errCRIO); len(found) == 0 && err == nil {
-		found = []Runtime{{ConfDir: DefaultConfDir, BinDirs: DefaultBinDirs}}
+		found = []Runtime{{ConfDir: defaultConfDir, BinDirs: defaultBinDirs}}
 	}
 	return found, err
 }
 
-// In returns a runtime whose directories are below root.
-func (r Runtime) In(root string) Runtime {
+// in returns a runtime whose directories are below root.
+func (r Runtime) in(root string) Runtime {
 	r.ConfDir = filepath.Join(root, r.ConfDir)
 	r.BinDirs = slices.Clone(r.BinDirs)
 	for i, dir := range r.BinDirs {

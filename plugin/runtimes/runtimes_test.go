@@ -33,11 +33,11 @@ func TestFind(t *testing.T) {
 		files map[string]string
 		want  []Runtime
 	}{
-		"none": {nil, []Runtime{{ConfDir: DefaultConfDir, BinDirs: DefaultBinDirs}}},
+		"none": {nil, []Runtime{{ConfDir: defaultConfDir, BinDirs: defaultBinDirs}}},
 		"containerd without a file": {map[string]string{"usr/bin/containerd": ""},
-			[]Runtime{containerd("", DefaultConfDir, "/opt/cni/bin")}},
+			[]Runtime{containerd("", defaultConfDir, "/opt/cni/bin")}},
 		"version 1": {map[string]string{main: "[plugins.cri.cni]\nbin_dir = \"/usr/lib/cni\"\n"},
-			[]Runtime{containerd(main, DefaultConfDir, "/usr/lib/cni")}},
+			[]Runtime{containerd(main, defaultConfDir, "/usr/lib/cni")}},
 		"version 2": {map[string]string{main: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/b\"\nconf_dir = \"/c\"\nmax_conf_num = 1\n"},
 			[]Runtime{containerd(main, "/c", "/b")}},
 		"version 3": {map[string]string{main: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = ''\nbin_dirs = ['/b', '/d']\nconf_dir = '/c'\n"},
@@ -47,23 +47,23 @@ func TestFind(t *testing.T) {
 			"etc/containerd/conf.d/10.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nconf_dir = \"/c\"\n"},
 			[]Runtime{containerd(main, "/c", "/b")}},
 		"sets lo up itself": {map[string]string{main: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nuse_internal_loopback = true\n"},
-			[]Runtime{{Name: "containerd", Source: main, ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}}}},
+			[]Runtime{{Name: "containerd", Source: main, ConfDir: defaultConfDir, BinDirs: []string{"/opt/cni/bin"}}}},
 		"sets lo up itself, by another file": {map[string]string{
 			"proc/7/cmdline": "/usr/bin/containerd\x00--config=/run/c.toml\x00", "run/containerd/containerd.sock": "",
 			"run/c.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nuse_internal_loopback = true\n"},
-			[]Runtime{{Name: "containerd", Source: "/run/c.toml", ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}}}},
+			[]Runtime{{Name: "containerd", Source: "/run/c.toml", ConfDir: defaultConfDir, BinDirs: []string{"/opt/cni/bin"}}}},
 		"k3s that runs": {map[string]string{
 			"proc/7/cmdline": "containerd\x00-c\x00" + containerdFiles[1] + "\x00", "proc/8/cmdline": "less\x00-c\x00/c.toml\x00", containerdFiles[1]: "", "c.toml": ""},
-			[]Runtime{containerd(containerdFiles[1], DefaultConfDir, "/opt/cni/bin")}},
+			[]Runtime{containerd(containerdFiles[1], defaultConfDir, "/opt/cni/bin")}},
 		"of docker that runs": {map[string]string{
 			"proc/7/cmdline": "containerd\x00--config\x00/run/c.toml\x00", "run/c.toml": "disabled_plugins = ['cri']\n", "usr/bin/containerd": ""},
-			[]Runtime{{ConfDir: DefaultConfDir, BinDirs: DefaultBinDirs}}},
+			[]Runtime{{ConfDir: defaultConfDir, BinDirs: defaultBinDirs}}},
 		"of docker": {map[string]string{main: "disabled_plugins = [\"cri\"]\n"},
-			[]Runtime{{ConfDir: DefaultConfDir, BinDirs: DefaultBinDirs}}},
+			[]Runtime{{ConfDir: defaultConfDir, BinDirs: defaultBinDirs}}},
 		"k3s": {map[string]string{containerdFiles[1]: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/var/lib/rancher/k3s/data/cni\"\nconf_dir = \"/var/lib/rancher/k3s/agent/etc/cni/net.d\"\n"},
 			[]Runtime{containerd(containerdFiles[1], "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni")}},
 		"CRI-O": {map[string]string{"usr/bin/crio": ""},
-			[]Runtime{{Name: "CRI-O", ConfDir: DefaultConfDir, BinDirs: []string{"/opt/cni/bin"}, SkipsInvalid: true}}},
+			[]Runtime{{Name: "CRI-O", ConfDir: defaultConfDir, BinDirs: []string{"/opt/cni/bin"}, SkipsInvalid: true}}},
 		"CRI-O, parts": {map[string]string{
 			"etc/crio/crio.conf":             "[crio.network]\nnetwork_dir = \"/c\"\nplugin_dirs = [\"/b\", \"/d\"]\n",
 			"etc/crio/crio.conf.d/10-a.conf": "[crio.network]\nplugin_dirs = [\"/e\"]\n[crio.runtime]\nlog_level = \"info\"\n",
@@ -82,9 +82,9 @@ func TestOptions(t *testing.T) {
 		options Options
 		want    Runtime
 	}{
-		{Options{Root: "/none"}, Runtime{ConfDir: "/none" + DefaultConfDir, BinDirs: []string{"/none/opt/cni/bin", "/none/usr/lib/cni", "/none/usr/libexec/cni"}}},
-		{Options{Root: "/none", BinDirs: []string{"/b"}}, Runtime{ConfDir: "/none" + DefaultConfDir, BinDirs: []string{"/b"}}},
-		{Options{ConfDir: "/c"}, Runtime{Source: "--conf-dir", ConfDir: "/c", BinDirs: DefaultBinDirs}},
+		{Options{Root: "/none"}, Runtime{ConfDir: "/none" + defaultConfDir, BinDirs: []string{"/none/opt/cni/bin", "/none/usr/lib/cni", "/none/usr/libexec/cni"}}},
+		{Options{Root: "/none", BinDirs: []string{"/b"}}, Runtime{ConfDir: "/none" + defaultConfDir, BinDirs: []string{"/b"}}},
+		{Options{ConfDir: "/c"}, Runtime{Source: "--conf-dir", ConfDir: "/c", BinDirs: defaultBinDirs}},
 		{Options{ConfDir: "/c", BinDirs: []string{"/b"}}, Runtime{Source: "--conf-dir", ConfDir: "/c", BinDirs: []string{"/b"}}},
 	} {
 		if got, err := test.options.Find(); err != nil || !reflect.DeepEqual(got, []Runtime{test.want}) {
@@ -122,7 +122,7 @@ func TestTakes(t *testing.T) {
 		{Runtime{SkipsInvalid: true, Network: "other"}, ""},
 	} {
 		test.runtime.ConfDir = "/c"
-		files, err := test.runtime.In(root).Files()
+		files, err := test.runtime.in(root).Files()
 		got := ""
 		if taken := test.runtime.Takes(files); taken != nil {
 			got = filepath.Base(taken.Path)
@@ -138,7 +138,7 @@ func TestBinary(t *testing.T) {
 	if err := os.Chmod(filepath.Join(root, "b/ebpfnet"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	r := Runtime{BinDirs: []string{"/none", "/a", "/b"}}.In(root)
+	r := Runtime{BinDirs: []string{"/none", "/a", "/b"}}.in(root)
 	if got, want := r.Binary("ebpfnet"), filepath.Join(root, "b/ebpfnet"); got != want {
 		t.Errorf("got %q, want %q: the other cannot be executed", got, want)
 	}
