@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -45,7 +44,7 @@ func printAttachments(p *output.Printer, o *containerOptions) error {
 var attachmentTable = output.Table[*admin.Attachment]{
 	Columns: []output.Column[*admin.Attachment]{
 		{Head: "NETWORK", Text: func(a *admin.Attachment) string { return a.Network }},
-		{Head: "CONTAINER", Text: func(a *admin.Attachment) string { return cmp.Or(a.Title(), a.Owner) }},
+		{Head: "CONTAINER", Text: func(a *admin.Attachment) string { return a.Title() }},
 		{Head: "INTERFACE", Text: func(a *admin.Attachment) string { return a.IfName }, Wide: true},
 		{Head: "ADDRESSES", Text: addressesOf},
 		// A port that any address of both families has is there once.
@@ -60,7 +59,7 @@ var attachmentTable = output.Table[*admin.Attachment]{
 		{Head: "EGRESS", Text: func(a *admin.Attachment) string { return number(a.EgressRate) }, Wide: true},
 		{Head: "ALIASES", Text: func(a *admin.Attachment) string { return strings.Join(a.Aliases, ",") }, Wide: true},
 	},
-	Name: func(a *admin.Attachment) string { return containerName(a.Attachment, a.Owner) },
+	Name: func(a *admin.Attachment) string { return containerName(a.Named) },
 	None: "no container is connected",
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
-	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
@@ -22,11 +21,11 @@ const containerHelp = `CONTAINER is a name, such as web or shop/web-0, an ID or 
 NETWORK/CONTAINER[/INTERFACE], an alias, an address, or a device of the host.`
 
 // containerName identifies an attachment as the command set expects it: by its owner where nothing else does.
-func containerName(a maps.Attachment, owner string) string {
-	if a.ContainerID == "" {
-		return owner
+func containerName(n admin.Named) string {
+	if n.ContainerID == "" {
+		return n.Owner
 	}
-	return strings.Join([]string{a.Network, a.ContainerID, a.IfName}, "/")
+	return strings.Join([]string{n.Network, n.ContainerID, n.IfName}, "/")
 }
 
 // attachments lists all attachments, and those that the CONTAINERs in words mean: without words, all. What cannot be
@@ -121,7 +120,7 @@ func completeContainers(dirs *directories, maximum int) cobra.CompletionFunc {
 		if len(words) < maximum {
 			attachments, _ := containers.Attachments(dirs.data, dirs.cache) // what can be read
 			for _, a := range attachments {
-				names = append(append(names, a.ContainerID, a.Name, containerName(a.Attachment, a.Owner)), a.Aliases...)
+				names = append(append(names, a.ContainerID, a.Name, containerName(a.Named)), a.Aliases...)
 			}
 		}
 		return completionsOf(names, begun), cobra.ShellCompDirectiveNoFileComp

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -100,7 +99,7 @@ func countDrops(p *output.Printer, o dropOptions) error {
 
 var dropTable = output.Table[drops.Counter]{
 	Columns: []output.Column[drops.Counter]{
-		{Head: "CONTAINER", Text: func(c drops.Counter) string { return cmp.Or(c.Title(), c.Owner) }},
+		{Head: "CONTAINER", Text: func(c drops.Counter) string { return c.Title() }},
 		{Head: "NETWORK", Text: func(c drops.Counter) string { return c.Network }, Wide: true},
 		{Head: "INTERFACE", Text: func(c drops.Counter) string { return c.IfName }, Wide: true},
 		{Head: "PACKETS", Text: func(c drops.Counter) string { return strconv.FormatUint(c.Packets, 10) }},
@@ -118,7 +117,7 @@ var dropTable = output.Table[drops.Counter]{
 		if c.Owner == "" {
 			return c.Reason
 		}
-		return containerName(c.Attachment, c.Owner) + "/" + c.Reason
+		return containerName(c.Named) + "/" + c.Reason
 	},
 	None: "no packet was dropped",
 }

@@ -194,10 +194,10 @@ func (f *follower) printDrop(d drops.Drop) error {
 	case f.printer.ForPrograms():
 		return f.printer.Line(d)
 	case f.printer.Format == output.Name:
-		f.printer.Printf("%s\n", containerName(d.Attachment, d.Owner))
+		f.printer.Printf("%s\n", containerName(d.Named))
 		return nil
 	}
-	words := []string{d.Time.Local().Format("15:04:05.000000"), cmp.Or(d.Reason, "dropped"), cmp.Or(d.Title(), d.Owner, "-"), d.Protocol}
+	words := []string{d.Time.Local().Format("15:04:05.000000"), cmp.Or(d.Reason, "dropped"), cmp.Or(d.Title(), "-"), d.Protocol}
 	if d.Source != "" {
 		words = append(words, d.Source, ">", d.Destination)
 	}

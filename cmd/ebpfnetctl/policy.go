@@ -63,7 +63,7 @@ func printPolicies(p *output.Printer, o *containerOptions) error {
 }
 
 // policyNames prints policies for programs.
-var policyNames = output.Table[admin.Policy]{Name: func(p admin.Policy) string { return containerName(p.Attachment, p.Owner) }}
+var policyNames = output.Table[admin.Policy]{Name: func(p admin.Policy) string { return containerName(p.Named) }}
 
 // policyRow is a line of the table: what a rule admits.
 type policyRow struct {
@@ -74,7 +74,7 @@ type policyRow struct {
 var policyTable = output.Table[policyRow]{
 	Columns: []output.Column[policyRow]{
 		{Head: "NETWORK", Text: func(r policyRow) string { return r.Network }, Wide: true},
-		{Head: "CONTAINER", Text: func(r policyRow) string { return cmp.Or(r.Title(), r.Owner) }},
+		{Head: "CONTAINER", Text: func(r policyRow) string { return r.Title() }},
 		{Head: "INTERFACE", Text: func(r policyRow) string { return r.IfName }, Wide: true},
 		{Head: "MODE", Text: func(r policyRow) string { return r.Mode }},
 		{Head: "DIRECTION", Text: func(r policyRow) string { return r.direction }},

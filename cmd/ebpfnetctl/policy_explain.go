@@ -19,7 +19,6 @@ import (
 // explanation is what one direction of a container says about a connection, as schema/policy.json describes it.
 type explanation struct {
 	admin.Named
-	Owner     string `json:"owner"`
 	Direction string `json:"direction"`
 	admin.Judgment
 }
@@ -138,7 +137,7 @@ func explainOne(explainer *admin.Explainer, of, peer *admin.Attachment, isEgress
 	judged.Candidates = append([]policy.Candidate{}, judged.Candidates...) // no null in JSON
 	named := of.Named
 	named.Name = cmp.Or(named.Name, judged.Pod)
-	return explanation{named, of.Owner, map[bool]string{false: "ingress", true: "egress"}[isEgress], judged}, err
+	return explanation{named, map[bool]string{false: "ingress", true: "egress"}[isEgress], judged}, err
 }
 
 // explanationRow is a rule, or the verdict.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"net/netip"
 	"slices"
@@ -16,9 +15,8 @@ import (
 // hostPort is an element of `ebpfnetctl ports -o json`: schema/ports.json.
 type hostPort struct {
 	admin.HostPort
-	admin.Named        // whose it is
-	Owner       string `json:"owner"`
-	Dead        bool   `json:"dead"` // the container is gone; DEL or GC removes the port
+	admin.Named      // whose it is
+	Dead        bool `json:"dead"` // the container is gone; DEL or GC removes the port
 }
 
 func newPorts() *cobra.Command {
@@ -42,7 +40,7 @@ address.`,
 func portsOf(attachments []*admin.Attachment) (ports []hostPort) {
 	for _, a := range attachments {
 		for _, port := range a.HostPorts {
-			ports = append(ports, hostPort{port, a.Named, a.Owner, a.Dead})
+			ports = append(ports, hostPort{port, a.Named, a.Dead})
 		}
 	}
 	slices.SortFunc(ports, func(a, b hostPort) int { return admin.ComparePorts(a.HostPort, b.HostPort) })
@@ -57,7 +55,7 @@ var portTable = output.Table[hostPort]{
 		{Head: "TO", Text: func(p hostPort) string {
 			return netip.AddrPortFrom(p.ContainerAddress, p.ContainerPort).String()
 		}},
-		{Head: "CONTAINER", Text: func(p hostPort) string { return cmp.Or(p.Title(), p.Owner) }},
+		{Head: "CONTAINER", Text: func(p hostPort) string { return p.Title() }},
 		{Head: "STATE", Text: func(p hostPort) string {
 			if p.Dead {
 				return "dead"

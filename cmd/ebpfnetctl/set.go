@@ -101,7 +101,7 @@ func completeSettings(dirs *directories) cobra.CompletionFunc {
 		}
 		attachments, _ := containers.Attachments(dirs.data, dirs.cache) // what can be read
 		for _, a := range attachments {
-			names = append(names, a.Network, containerName(a.Attachment, a.Owner))
+			names = append(names, a.Network, containerName(a.Named))
 		}
 		return completionsOf(names, begun), cobra.ShellCompDirectiveNoFileComp
 	}

@@ -68,7 +68,7 @@ func top(ctx context.Context, p *output.Printer, o *topOptions) error {
 
 var trafficTable = output.Table[admin.Traffic]{
 	Columns: []output.Column[admin.Traffic]{
-		{Head: "CONTAINER", Text: func(t admin.Traffic) string { return cmp.Or(t.Title(), t.Owner) }},
+		{Head: "CONTAINER", Text: func(t admin.Traffic) string { return t.Title() }},
 		{Head: "NETWORK", Text: func(t admin.Traffic) string { return t.Network }},
 		{Head: "INTERFACE", Text: func(t admin.Traffic) string { return t.IfName }, Wide: true},
 		{Head: "IN B/s", Text: func(t admin.Traffic) string { return short(t.InBytes) }},
@@ -80,7 +80,7 @@ var trafficTable = output.Table[admin.Traffic]{
 		{Head: "DEVICE", Text: func(t admin.Traffic) string { return t.Device }, Wide: true},
 	},
 	Name: func(t admin.Traffic) string {
-		return containerName(t.Attachment, t.Owner)
+		return containerName(t.Named)
 	},
 	None: "no container is connected",
 }

@@ -24,16 +24,16 @@ import (
 type Named struct {
 	maps.Attachment        // empty where nothing names it any more
 	Name            string `json:"name,omitempty"` // from the runtime, such as web or shop/web-0; Attachments leaves it empty
+	Owner           string `json:"owner"`          // the token in map entries and in the device's name; "": of no container
 }
 
-// Title returns what a table shows: the container's name, or else its ID.
-func (n Named) Title() string { return cmp.Or(n.Name, n.ContainerID) }
+// Title returns what a table shows: the container's name, or else its ID or its owner.
+func (n Named) Title() string { return cmp.Or(n.Name, n.ContainerID, n.Owner) }
 
 // Attachment is what the host knows of one attachment, from its device, its map entries and its
 // record.
 type Attachment struct {
 	Named
-	Owner         string         `json:"owner"`            // the token in map entries and in the device's name
 	Dead          bool           `json:"dead"`             // its device is gone: DEL or GC removes the rest
 	Device        string         `json:"device,omitempty"` // the host's end
 	MAC           string         `json:"mac,omitempty"`    // the container's
@@ -119,7 +119,7 @@ type attachmentList map[loader.Owner]*Attachment
 // get returns an owner's attachment, which is dead until its device is found.
 func (l attachmentList) get(owner loader.Owner) *Attachment {
 	if l[owner] == nil {
-		l[owner] = &Attachment{Owner: owner.String(), Dead: true, Addresses: []Address{}, HostPorts: []HostPort{}}
+		l[owner] = &Attachment{Named: Named{Owner: owner.String()}, Dead: true, Addresses: []Address{}, HostPorts: []HostPort{}}
 	}
 	return l[owner]
 }

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -46,7 +45,6 @@ func ingressPolicyOf(datapath *loader.Datapath, entry maps.Policy, network maps.
 // Policy is what isolates a container.
 type Policy struct {
 	Named
-	Owner   string     `json:"owner"`
 	Mode    string     `json:"mode,omitempty"`    // enforce or audit; "": nothing isolates it
 	Ingress *Direction `json:"ingress,omitempty"` // nil: not isolated
 	Egress  *Direction `json:"egress,omitempty"`
@@ -62,11 +60,7 @@ type Direction struct {
 // Policies reads what isolates containers, in the words of the key policy, or of NetworkPolicy. all are the host's
 // attachments, whose networks have names.
 func Policies(datapath *loader.Datapath, attachments, all []*Attachment) ([]Policy, error) {
-	list := []Policy{}
-	byOwner, err := policiesByOwner(datapath)
-	if err != nil {
-		return list, err
-	}
+	list, explainer := []Policy{}, NewExplainer(datapath, nil, nodestate.Default)
 	names := map[maps.Network]string{}
 	for _, a := range all {
 		names[maps.NetworkToken(a.Network)] = a.Network
@@ -77,11 +71,13 @@ func Policies(datapath *loader.Datapath, attachments, all []*Attachment) ([]Poli
 		}
 		return fmt.Sprintf("%08x", uint32(network))
 	}
-	sets, objects := maps.NewRuleSets(datapath), &objects{state: nodestate.Default}
 	for _, a := range attachments {
-		p := Policy{Named: a.Named, Owner: a.Owner}
-		entry := byOwner[a.Owner]
-		ingress, egress, err := sets.Of(entry)
+		p := Policy{Named: a.Named}
+		entry, err := explainer.PolicyOf(a)
+		if err != nil {
+			return list, err
+		}
+		ingress, egress, err := explainer.sets.Of(entry)
 		if err != nil {
 			return list, err
 		}
@@ -89,7 +85,7 @@ func Policies(datapath *loader.Datapath, attachments, all []*Attachment) ([]Poli
 			p.Mode = map[bool]string{false: "enforce", true: "audit"}[entry.IsAudit()]
 		}
 		for isEgress, set := range map[bool]*maps.RuleSet{false: ingress, true: egress} {
-			from, err := objects.of(entry, isEgress)
+			from, err := explainer.objects.of(entry, isEgress)
 			if err != nil {
 				return list, err
 			}
@@ -103,18 +99,4 @@ func Policies(datapath *loader.Datapath, attachments, all []*Attachment) ([]Poli
 		list = append(list, p)
 	}
 	return list, nil
-}
-
-// policiesByOwner returns the policies that the devices of attachments have.
-func policiesByOwner(datapath *loader.Datapath) (map[string]maps.Policy, error) {
-	policies, errPolicies := maps.Policies(datapath)
-	devices, errDevices := maps.Devices(datapath)
-	byIndex, byOwner := map[maps.PolicyIndex]maps.Policy{}, map[string]maps.Policy{}
-	for _, p := range policies {
-		byIndex[p.Index] = p
-	}
-	for _, device := range devices {
-		byOwner[device.Owner.String()] = byIndex[device.Policy]
-	}
-	return byOwner, errors.Join(errPolicies, errDevices)
 }

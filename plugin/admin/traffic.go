@@ -9,7 +9,6 @@ import (
 // Traffic is what an attachment sends and receives, per second.
 type Traffic struct {
 	Named
-	Owner      string  `json:"owner"`
 	Device     string  `json:"device"`
 	InPackets  float64 `json:"inPacketsPerSecond"`
 	InBytes    float64 `json:"inBytesPerSecond"`
@@ -46,7 +45,6 @@ func MeasureTraffic(ctx context.Context, attachments []*Attachment, interval tim
 		}
 		list = append(list, Traffic{
 			Named:      a.Named,
-			Owner:      a.Owner,
 			Device:     a.Device,
 			InPackets:  perSecond(now.InPackets, then.InPackets),
 			InBytes:    perSecond(now.InBytes, then.InBytes),

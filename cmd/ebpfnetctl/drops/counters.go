@@ -14,7 +14,6 @@ import (
 // Counter counts the packets of one attachment that our programs have dropped for one reason.
 type Counter struct {
 	admin.Named        // empty: of no connected container
-	Owner       string `json:"owner"`
 	Device      string `json:"device"`
 	Count
 	Policies []string `json:"policies,omitempty"` // NetworkPolicies that isolate the container in the direction of the reason, now
@@ -50,7 +49,7 @@ func Counters(datapath *loader.Datapath, attachments []*admin.Attachment, all bo
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, Counter{a.Named, a.Owner, a.Device, CountOf(d.DropCount), policies})
+		list = append(list, Counter{a.Named, a.Device, CountOf(d.DropCount), policies})
 		if i := int(d.Reason); i < len(totals) {
 			totals[i].Packets, totals[i].Bytes = totals[i].Packets-d.Packets, totals[i].Bytes-d.Bytes
 		}

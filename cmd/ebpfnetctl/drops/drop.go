@@ -33,7 +33,6 @@ type Drop struct {
 	Why      string    `json:"why,omitempty"`      // which of its rules nearly does
 	Function string    `json:"function,omitempty"` // of the kernel, which has dropped it
 	admin.Named
-	Owner       string `json:"owner"` // "": of no container
 	Protocol    string `json:"protocol"`
 	Source      string `json:"source"`
 	Destination string `json:"destination"`
@@ -177,7 +176,7 @@ func (d *Describer) addContainer(drop *Drop, e *bpf.DropEvent, p packet) error {
 	if of == nil {
 		return err
 	}
-	drop.Named, drop.Owner, drop.Peer = of.Named, of.Owner, drop.Source
+	drop.Named, drop.Peer = of.Named, drop.Source
 	if drop.Hook == bpf.ProgFromContainer || of.HasAddress(p.src.Addr()) {
 		drop.Peer = drop.Destination
 	}

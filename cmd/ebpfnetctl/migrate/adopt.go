@@ -97,7 +97,7 @@ func (h *host) callIn(ctx context.Context, verb func(context.Context, *cni.Call)
 
 // recordOthers completes the record that ADD has written.
 func (h *host) recordOthers(c *Container, others []record.OtherPlugin) error {
-	rec, err := h.records.Read(c.Owner())
+	rec, err := h.records.Read(c.Attachment.Owner())
 	if err != nil || rec == nil {
 		return errors.Join(errors.New("the container has no record"), err)
 	}

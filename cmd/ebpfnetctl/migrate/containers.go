@@ -116,7 +116,8 @@ func (h *host) lookAtAddresses(n *Network) error {
 
 // lookAtContainer returns nil for a container that is gone, and for a container that ebpfnet made.
 func (h *host) lookAtContainer(cached *libcni.NetworkAttachment) (*Container, error) {
-	c := &Container{Named: admin.Named{Attachment: maps.Attachment{Network: cached.Network, ContainerID: cached.ContainerID, IfName: cached.IfName}},
+	attachment := maps.Attachment{Network: cached.Network, ContainerID: cached.ContainerID, IfName: cached.IfName}
+	c := &Container{Named: admin.Named{Attachment: attachment, Owner: attachment.Owner().String()},
 		Action: Adopt, Addresses: []string{}, cached: cached}
 	if name := c.cacheName(); name != "results/"+filepath.Base(name) {
 		return nil, fmt.Errorf("libcni's cache has a name that a file cannot have: %q", name)
@@ -144,7 +145,7 @@ func (h *host) lookAtContainer(cached *libcni.NetworkAttachment) (*Container, er
 		return nil, err
 	}
 	defer ns.Close()
-	rec, err := h.records.Read(c.Owner())
+	rec, err := h.records.Read(c.Attachment.Owner())
 	if err != nil {
 		return nil, err
 	}

@@ -162,7 +162,7 @@ func (w *walker) above(index int) int {
 }
 
 func (w *walker) ownerName(owner loader.Owner) string {
-	if a := w.owners[owner.String()]; a != nil && a.Title() != "" {
+	if a := w.owners[owner.String()]; a != nil {
 		return a.Title()
 	}
 	return "owner " + owner.String()
