@@ -6,6 +6,7 @@ import (
 	"net"
 	"path/filepath"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
@@ -68,7 +69,7 @@ func exportMetrics(cmd *cobra.Command, o metricsOptions) error {
 	all := metrics.New(o.Options)
 	switch {
 	case o.textfile != "":
-		return metrics.WriteTextfile(o.textfile, all)
+		return prometheus.WriteToTextfile(o.textfile, all)
 	case o.listen == "":
 		return metrics.Write(cmd.OutOrStdout(), all)
 	}

@@ -175,21 +175,21 @@ func TestTextfile(t *testing.T) {
 		}
 	}
 	failing := prometheus.GathererFunc(source{func() (*admin.Totals, error) { return nil, errors.New("fault") }, full().pools}.gather)
-	if err := WriteTextfile(file, failing); err == nil {
+	if err := prometheus.WriteToTextfile(file, failing); err == nil {
 		t.Error("got no error of the source")
 	}
 	want("old", 0o600)
-	if err := WriteTextfile(file, prometheus.GathererFunc(full().gather)); err != nil {
+	if err := prometheus.WriteToTextfile(file, prometheus.GathererFunc(full().gather)); err != nil {
 		t.Fatal(err)
 	}
 	want("ebpfnet_datapath_loaded 1\n", 0o644)
 	if err := os.Mkdir(filepath.Join(dir, "sub.prom"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := WriteTextfile(filepath.Join(dir, "sub.prom"), prometheus.GathererFunc(full().gather)); err == nil {
+	if err := prometheus.WriteToTextfile(filepath.Join(dir, "sub.prom"), prometheus.GathererFunc(full().gather)); err == nil {
 		t.Error("a directory in its place: got no error")
 	}
-	if err := WriteTextfile(filepath.Join(dir, "missing", "a.prom"), prometheus.GathererFunc(full().gather)); err == nil {
+	if err := prometheus.WriteToTextfile(filepath.Join(dir, "missing", "a.prom"), prometheus.GathererFunc(full().gather)); err == nil {
 		t.Error("no directory: got no error")
 	}
 	if files, _ := os.ReadDir(dir); len(files) != 2 {

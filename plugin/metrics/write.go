@@ -4,12 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -41,36 +38,6 @@ func write(to io.Writer, from prometheus.Gatherer, format expfmt.Format) error {
 	}
 	_, err = to.Write(text.Bytes())
 	return err
-}
-
-// WriteTextfile replaces a file for node_exporter's textfile collector, which reads the older text format alone.
-// Readers see the old file or the new one, also after a loss of power, and after an error the old one.
-func WriteTextfile(file string, from prometheus.Gatherer) error {
-	temporary, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // not *.prom: the collector skips it
-	if err != nil {
-		return err
-	}
-	err = errors.Join(
-		write(temporary, from, expfmt.NewFormat(expfmt.TypeTextPlain)),
-		temporary.Chmod(0o644), // node_exporter is not root
-		temporary.Sync(),
-		temporary.Close(),
-	)
-	if err == nil {
-		err = os.Rename(temporary.Name(), file)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", file, err), os.Remove(temporary.Name()))
-	}
-	return syncDir(filepath.Dir(file))
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // Limits for clients.
