@@ -137,7 +137,7 @@ func explainOne(explainer *admin.Explainer, of, peer *admin.Attachment, isEgress
 	judged.Candidates = append([]policy.Candidate{}, judged.Candidates...) // no null in JSON
 	named := of.Named
 	named.Name = cmp.Or(named.Name, judged.Pod)
-	return explanation{named, map[bool]string{false: "ingress", true: "egress"}[isEgress], judged}, err
+	return explanation{named, admin.DirectionOf(isEgress), judged}, err
 }
 
 // explanationRow is a rule, or the verdict.

@@ -158,7 +158,7 @@ func (o *previewOptions) connections() ([]known, error) {
 		}
 		list = append(list, known{
 			nodestate.Connection{Pod: pod.Addr(), IsEgress: isEgress, Peer: peer.Addr(), Protocol: uint8(protocol), Port: destination.Port()},
-			turned{Direction: map[bool]string{false: "ingress", true: "egress"}[isEgress], Protocol: protocol.String(),
+			turned{Direction: admin.DirectionOf(isEgress), Protocol: protocol.String(),
 				Source: source.String(), Destination: destination.String(), IsDrop: isDrop},
 		})
 	}

@@ -50,6 +50,14 @@ type Policy struct {
 	Egress  *Direction `json:"egress,omitempty"`
 }
 
+// DirectionOf returns the word for a direction, as seen from a container.
+func DirectionOf(isEgress bool) string {
+	if isEgress {
+		return "egress"
+	}
+	return "ingress"
+}
+
 // Direction is what one direction of a container admits.
 type Direction struct {
 	Host     bool                `json:"host"`               // the own node, always

@@ -22,7 +22,7 @@ type Traffic struct {
 // meanwhile.
 func MeasureTraffic(ctx context.Context, attachments []*Attachment, interval time.Duration) (list []Traffic, err error) {
 	began := time.Now()
-	before, err := totalsByOwner()
+	before, err := totalsByOwner(false)
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +32,7 @@ func MeasureTraffic(ctx context.Context, attachments []*Attachment, interval tim
 	case <-time.After(interval):
 	}
 	elapsed := time.Since(began).Seconds()
-	after, err := totalsByOwner()
+	after, err := totalsByOwner(true)
 	if err != nil {
 		return nil, err
 	}
@@ -57,8 +57,8 @@ func MeasureTraffic(ctx context.Context, attachments []*Attachment, interval tim
 	return list, nil
 }
 
-func totalsByOwner() (map[string]ContainerTotals, error) {
-	totals, err := ReadTotals(TotalsOptions{Containers: true, ContainerFlows: true})
+func totalsByOwner(withFlows bool) (map[string]ContainerTotals, error) {
+	totals, err := ReadTotals(TotalsOptions{Containers: true, ContainerFlows: withFlows})
 	if err != nil {
 		return nil, err
 	}

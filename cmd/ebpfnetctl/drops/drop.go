@@ -197,7 +197,7 @@ func (d *Describer) addRules(drop *Drop, e *bpf.DropEvent, p packet, of *admin.A
 	case reason != bpf.ReasonPolicyAudit:
 		return nil
 	}
-	drop.RuleSet = map[bool]string{false: "ingress", true: "egress"}[isEgress]
+	drop.RuleSet = admin.DirectionOf(isEgress)
 	hasPorts := p.number == maps.TCP || p.number == maps.UDP || p.number == maps.SCTP
 	switch {
 	case p.isError:

@@ -218,16 +218,14 @@ func (w *walker) reportRules(p packet) error {
 	return nil
 }
 
-var directions = map[bool]string{false: "ingress", true: "egress"}
-
 func (w *walker) reportRule(p packet, of maps.Device, isEgress bool) error {
 	judged, err := w.judge(p, of, isEgress)
 	switch container := w.ownerName(of.Owner); {
 	case err != nil || !judged.IsIsolated:
 	case judged.Admits:
-		w.step("policy", "%s of %s: %s", directions[isEgress], container, judged.Why)
+		w.step("policy", "%s of %s: %s", admin.DirectionOf(isEgress), container, judged.Why)
 	case judged.IsAudit:
-		w.step("policy", "%s of %s would refuse it, without audit mode: %s", directions[isEgress], container, judged)
+		w.step("policy", "%s of %s would refuse it, without audit mode: %s", admin.DirectionOf(isEgress), container, judged)
 	}
 	return err
 }
