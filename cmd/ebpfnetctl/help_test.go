@@ -39,6 +39,11 @@ func TestHelp(t *testing.T) {
 		if command.HasParent() && (!strings.Contains(help, "\nExamples:\n  "+command.CommandPath()) || command.Short == "" || command.Long == "") {
 			t.Errorf("help of %s: want texts and examples:\n%s", command.Name(), help)
 		}
+		for _, child := range command.Commands() {
+			if child.IsAvailableCommand() && !strings.Contains(help, child.Short) {
+				t.Errorf("help of %s: want %s in it: %s", command.Name(), child.Name(), help)
+			}
+		}
 		for line := range strings.Lines(help) {
 			if n := utf8.RuneCountInString(strings.TrimSpace(line)); n > columns {
 				t.Errorf("help of %s: got a line of %d columns, want at most %d: %s", command.Name(), n, columns, line)
