@@ -44,6 +44,11 @@ func parseOptions(args []string) (*options, error) {
 	o := &options{}
 	flags := pflag.NewFlagSet("ebpfnet-node", pflag.ContinueOnError)
 	flags.SortFlags = false
+	flags.Usage = func() {
+		fmt.Fprintf(flags.Output(), "Usage: ebpfnet-node [FLAGS] [uninstall]\n\n"+
+			"The agent of a node: it writes routes to other nodes' containers and this node's conflist. \"uninstall\" removes all of\n"+
+			"ebpfnet from this host.\n\nFlags:\n%s", flags.FlagUsages())
+	}
 	flags.StringVar(&o.node, "node", os.Getenv("NODE_NAME"), "name of this node's `NODE` object (default: $NODE_NAME)")
 	flags.StringVar((*string)(&o.Mode), "mode", string(desired.ModeTunnel), "how to reach other nodes: tunnel, direct or auto")
 	flags.StringVar(&o.Device, "device", "ebpfnet0", "name of the tunnel `DEVICE`")
