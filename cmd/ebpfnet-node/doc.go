@@ -19,7 +19,8 @@
 //
 // # The loop
 //
-// agent.go has the only goroutine that changes anything but policies, for which enforcer.go has another one. It wakes when a relevant field of a node changes, when the host
-// loses something of ours, when the host's devices change, each minute, and sooner after a failure. Then it lists the
-// host's state, compares it and changes what differs, whatever the event was and whatever failed before.
+// Two goroutines change the host: that of enforcer.go changes policies, and that of agent.go everything else. The latter wakes
+// when a relevant field of a node changes, when the host loses something of ours, when the host's devices change, each minute,
+// and sooner after a failure. Then it lists the host's state, compares it with the desired one and changes what differs,
+// whatever the event was and whatever failed before.
 package main

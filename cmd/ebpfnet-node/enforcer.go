@@ -194,7 +194,8 @@ func (e *enforcer) announce(cluster policies.Cluster) error {
 	return e.tell(told, e.isForAll || len(cluster.ClusterPolicies) > 0)
 }
 
-// apply last tells ADD no longer of former namespaces.
+// apply changes the host's policies to the desired ones. At the end it tells ADD which namespaces have policies: before,
+// ADD also knows those that had some.
 func (e *enforcer) apply(state *policies.State, hasAllPods bool) error {
 	if e.have == nil {
 		have, err := e.host.LookAtPolicies()

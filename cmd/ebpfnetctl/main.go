@@ -64,7 +64,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 }
 
-// whereToRead says where the help is that somebody needs who has called a command with wrong arguments.
+// whereToRead names the command that prints help, for an error about wrong arguments.
 func whereToRead(root, cmd *cobra.Command) string {
 	if cmd == root || cmd.Name() == "help" {
 		return "`ebpfnetctl help` lists the commands"

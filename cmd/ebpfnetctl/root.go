@@ -154,7 +154,7 @@ func newHelp() *cobra.Command {
 	return cmd
 }
 
-// knownCommand is for the words of ebpfnetctl itself: each command that exists has taken its own.
+// knownCommand checks the arguments of ebpfnetctl itself. cobra passes it only words that begin with no command.
 func knownCommand(root *cobra.Command, words []string) error {
 	if len(words) == 0 {
 		return nil

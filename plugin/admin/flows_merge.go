@@ -90,9 +90,11 @@ func (l *flowList) merge(flows []maps.FlowEntry, offloads []maps.OffloadEntry, c
 	}
 }
 
-// addTranslatedByHost adds the connections that the host's rules translate. Each has an offload, which is of the tuple after
-// translation, else nothing tells its end. Conntrack uses the memory of an entry again, so former connections may have the same
-// one: those whose source is unchanged come first, then those that keep its port, as conntrack does if it can, then the latest.
+// addTranslatedByHost adds the connections that the host's rules translate: pairs of a flow, which has the tuple before
+// translation, and an offload, which has the one after it. A flow without an offload is left out, because nothing says when its
+// connection ends. Both name the same entry of conntrack. But conntrack uses an entry's memory again, so that flows and offloads
+// of former connections may name it, too. So pairs with an unchanged source are found first, then those with an unchanged source
+// port, which conntrack keeps if it can, and then the latest.
 func (l *flowList) addTranslatedByHost(flows []maps.FlowEntry, offloads []maps.OffloadEntry) {
 	byCT := map[uint64][]maps.OffloadEntry{}
 	for _, e := range slices.SortedFunc(slices.Values(offloads), func(a, b maps.OffloadEntry) int { return cmp.Compare(a.Seen, b.Seen) }) {

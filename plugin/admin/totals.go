@@ -153,7 +153,8 @@ func (t *Totals) addAttachments(datapath *loader.Datapath, entries []maps.Device
 	return errors.Join(err, t.addContainers(datapath, members, records), t.addContainerFlows(datapath, o))
 }
 
-// countNetworks counts by name. Only where no device has the name of a network, a record is read.
+// countNetworks counts the attachments of each network by its name. The names are in the aliases of devices: a record is
+// read only if no device has the name.
 func (t *Totals) countNetworks(members []*member, records record.Dir) error {
 	known := map[maps.Network]string{}
 	for _, m := range members {

@@ -28,7 +28,7 @@ type Options struct {
 
 // The metrics. Published names do not change, because dashboards and alerts use them.
 var (
-	buildInfo = newGauge("build_info", "This ebpfnetctl and its programs.", "version", "revision", "build", "abi")
+	buildInfo = newGauge("build_info", "The program that has these metrics, and its BPF programs.", "version", "revision", "build", "abi")
 	loaded    = newGauge("datapath_loaded", "Whether the datapath is loaded (1) or not (0), as before the first ADD.")
 	datapath  = newGauge("datapath_info", "Programs that are loaded.", "revision", "build", "abi", "attach")
 	uplink    = newGauge("uplink_info", "External interfaces that have programs.", "device")

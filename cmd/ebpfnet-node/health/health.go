@@ -86,7 +86,7 @@ func (h *Health) SetPolicy(err error) {
 	h.policy = err
 }
 
-// Handler answers /healthz, /readyz and, with a handler for it, /metrics.
+// Handler answers /healthz and /readyz, and has metrics answer /metrics.
 func (h *Health) Handler(metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, h.sick()) })

@@ -1,4 +1,4 @@
-// Package nodes watches the cluster's Node objects, and reads six fields of each.
+// Package nodes watches the cluster's Node objects, and reads seven fields of each.
 package nodes
 
 import (

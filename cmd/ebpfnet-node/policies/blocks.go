@@ -8,7 +8,8 @@ import (
 	ebpfmaps "github.com/ebpfnet/ebpfnet/maps"
 )
 
-// addBlocks adds the blocks of addresses that the rules tell apart. A prefix like the one around it gets none.
+// addBlocks adds a block for each prefix whose addresses the rules treat differently than those of the smallest other prefix
+// that contains it.
 func (t *tiered) addBlocks() {
 	const most = 1 << 24 // comparisons
 

@@ -1,5 +1,5 @@
-// Package apitest is an API server for tests that lists and watches nodes, namespaces, pods and NetworkPolicies as a real
-// one does, with Kubernetes' own types and encoding.
+// Package apitest is an API server for tests that lists and watches objects as a real one does, with Kubernetes' own types
+// and encoding.
 //
 // No product code may import it.
 package apitest
@@ -28,7 +28,7 @@ import (
 	api "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
-// Object is a Node, Namespace, Pod or NetworkPolicy.
+// Object is of one of the six kinds that the agent reads.
 type Object interface {
 	metav1.Object
 	runtime.Object
