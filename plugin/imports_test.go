@@ -55,7 +55,7 @@ var packages = []struct{ dir, imports string }{
 	{"cmd/ebpfnet-node/nodes", "cmd/ebpfnet-node/desired cmd/ebpfnet-node/watch"},
 	{"cmd/ebpfnet-node/policies", "bpf loader loader/rtnl maps plugin/nodestate plugin/policy"},
 	{"cmd/ebpfnet-node/objects", "cmd/ebpfnet-node/policies cmd/ebpfnet-node/watch"},
-	{"cmd/ebpfnet-node/reconcile", "cmd/ebpfnet-node/desired loader/rtnl maps plugin/link plugin/nodestate"},
+	{"cmd/ebpfnet-node/reconcile", "cmd/ebpfnet-node/desired loader/rtnl maps plugin/link plugin/names plugin/nodestate"},
 	{"cmd/ebpfnet-node/binaries", "plugin/nodestate"},
 	{"cmd/ebpfnet-node/probe", "cmd/ebpfnet-node/desired"},
 	{"cmd/ebpfnet-node/health", "plugin/show"},

@@ -18,6 +18,11 @@ func HostDevice(owner loader.Owner) string {
 	return fmt.Sprintf("ebpf%011x", uint64(owner)>>20)
 }
 
+// IsHostDevice reports whether a name has the form of HostDevice's.
+func IsHostDevice(name string) bool {
+	return strings.HasPrefix(name, "ebpf") && len(name) == len(HostDevice(0))
+}
+
 // Of returns an attachment's name in messages.
 func Of(a maps.Attachment) string {
 	return fmt.Sprintf("ebpfnet %s %s %s", a.Network, a.ContainerID, a.IfName)

@@ -3,12 +3,12 @@ package reconcile
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
 )
 
 // Filter selects the changes of this host that require a sync. A host whose containers come and go has hundreds of other
@@ -32,10 +32,8 @@ func (f Filter) IsRelevant(m rtnl.Message) bool {
 	}
 }
 
-// isContainers reports whether a device is the host's end of a container's interface, by name (plugin/names) and kind.
+// isContainers reports whether a device is the host's end of a container's interface, by name and kind.
 func isContainers(data []byte) bool {
-	const prefix, length = "ebpf", 15
-
 	attrs, err := nl.ParseRouteAttr(data[unix.SizeofIfInfomsg:])
 	if err != nil {
 		return false
@@ -49,7 +47,7 @@ func isContainers(data []byte) bool {
 			kind = kindOf(attr.Value)
 		}
 	}
-	return strings.HasPrefix(name, prefix) && len(name) == length && (kind == "veth" || kind == "netkit")
+	return names.IsHostDevice(name) && (kind == "veth" || kind == "netkit")
 }
 
 func kindOf(info []byte) string {

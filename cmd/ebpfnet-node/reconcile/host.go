@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -15,6 +14,7 @@ import (
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
+	"github.com/ebpfnet/ebpfnet/plugin/names"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 
@@ -23,9 +23,6 @@ const (
 
 	// alias marks our device.
 	alias = "ebpfnet-node tunnel"
-
-	// ofPlugin begins the aliases of the host's ends of containers' interfaces (plugin/names).
-	ofPlugin = "ebpfnet "
 )
 
 // Datapath has the cluster's maps.
@@ -102,7 +99,8 @@ func (h *Host) Look() (facts desired.Host, have *Present, err error) {
 
 // isExternal reports whether a device may lead to other nodes, or have this node's address, as lo may.
 func isExternal(attrs *netlink.LinkAttrs) bool {
-	return attrs.Flags&net.FlagUp != 0 && !strings.HasPrefix(attrs.Alias, ofPlugin)
+	_, isContainers := names.ParseAlias(attrs.Alias)
+	return attrs.Flags&net.FlagUp != 0 && !isContainers
 }
 
 func linkOf(attrs *netlink.LinkAttrs, addresses []netip.Prefix) desired.Link {
