@@ -50,7 +50,7 @@ var packages = []struct{ dir, imports string }{
 	{"cmd/ebpfnetctl/trace", "bpf cmd/ebpfnetctl/firewall loader loader/rtnl maps plugin/link plugin/nodestate plugin/policy plugin/admin"},
 	{"cmd/ebpfnet-node/watch", ""},
 	{"cmd/ebpfnet-node/desired", "loader/rtnl maps plugin/nodestate"},
-	{"cmd/ebpfnet-node/conflist", "plugin/show"},
+	{"cmd/ebpfnet-node/conflist", "plugin/config plugin/show"},
 	{"cmd/ebpfnet-node/nodes/apitest", ""},
 	{"cmd/ebpfnet-node/nodes", "cmd/ebpfnet-node/desired cmd/ebpfnet-node/watch"},
 	{"cmd/ebpfnet-node/policies", "bpf loader loader/rtnl maps plugin/nodestate plugin/policy"},

@@ -53,7 +53,7 @@ func (f *fake) Look() (desired.Host, *reconcile.Present, error) {
 	f.looks++
 	present := f.present
 	present.Routes = slices.Concat(present.Routes, f.unassigned)
-	return desired.Host{Links: []desired.Link{{Index: 2, Name: "eth0", MTU: 1500,
+	return desired.Host{Links: []desired.Link{{Index: 2, MTU: 1500,
 		Addresses: []netip.Prefix{netip.MustParsePrefix(f.address)}}}}, &present, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/ebpfnet/ebpfnet/plugin/config"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 
@@ -16,9 +17,6 @@ import (
 //
 //go:embed default.conflist
 var Default []byte
-
-// pluginType is the plugin whose keys are filled in.
-const pluginType = "ebpfnet"
 
 type object = map[string]json.RawMessage
 
@@ -82,12 +80,12 @@ func parse(template []byte) (list object, plugins []object, plugin object, err e
 func ours(plugins []object) (object, error) {
 	var found []object
 	for _, plugin := range plugins {
-		if string(plugin["type"]) == string(encode(pluginType)) {
+		if string(plugin["type"]) == string(encode(config.PluginType)) {
 			found = append(found, plugin)
 		}
 	}
 	if len(found) != 1 {
-		return nil, fmt.Errorf("plugins of the template: got %d of type %q, want one", len(found), pluginType)
+		return nil, fmt.Errorf("plugins of the template: got %d of type %q, want one", len(found), config.PluginType)
 	}
 	return found[0], nil
 }

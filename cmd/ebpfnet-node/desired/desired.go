@@ -61,7 +61,6 @@ type Host struct {
 // Link is a device that is up and not a container's.
 type Link struct {
 	Index     int
-	Name      string
 	MTU       int // 0: it leads to no other host, as lo
 	Addresses []netip.Prefix
 }

@@ -36,7 +36,7 @@ func node(n int, words ...string) Node {
 
 // hostWith returns a host with one device.
 func hostWith(addresses ...string) Host {
-	link := Link{Index: 2, Name: "eth0", MTU: 1500}
+	link := Link{Index: 2, MTU: 1500}
 	for _, address := range addresses {
 		link.Addresses = append(link.Addresses, prefix(address))
 	}
@@ -54,7 +54,7 @@ func TestRoutes(t *testing.T) {
 	}
 	direct := with(func(c *Config) { c.Mode = ModeDirect })
 	auto := with(func(c *Config) { c.Mode = ModeAuto })
-	loHost := Host{Links: append([]Link{{Index: 1, Name: "lo", Addresses: []netip.Prefix{prefix("198.18.0.1/24")}}}, dualHost.Links...)}
+	loHost := Host{Links: append([]Link{{Index: 1, Addresses: []netip.Prefix{prefix("198.18.0.1/24")}}}, dualHost.Links...)}
 	over4 := rtnl.Tunnel{ID: 7, Local: addr("192.0.2.1"), Remote: addr("192.0.2.2")}
 	over6 := rtnl.Tunnel{ID: 7, Local: addr("2001:db8::1"), Remote: addr("2001:db8::2"), Checksum: true}
 	for _, test := range []struct {

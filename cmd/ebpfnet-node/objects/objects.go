@@ -32,7 +32,7 @@ type Source struct {
 
 	dialer  *connrotation.Dialer
 	changed chan time.Time
-	started chan func(context.Context) // for Run
+	started chan func() // for Run
 
 	policies    *source[*networkingv1.NetworkPolicy]
 	installed   *source[string] // the CRD of clusterWide
@@ -75,7 +75,7 @@ func New(config *rest.Config, node string, backoff *wait.Backoff) (*Source, erro
 	if err := errors.Join(errCore, errNetworking, errCustom, errExtensions); err != nil {
 		return nil, err
 	}
-	s := &Source{dialer: dialer, changed: make(chan time.Time, 1), started: make(chan func(context.Context))}
+	s := &Source{dialer: dialer, changed: make(chan time.Time, 1), started: make(chan func())}
 	s.policies = newSource(networking, s.changed, backoff, watch.Kind[*networkingv1.NetworkPolicy]{
 		Resource: "networkpolicies", Object: &networkingv1.NetworkPolicy{}, Read: readPolicy,
 		List: func() runtime.Object { return &networkingv1.NetworkPolicyList{} },
@@ -158,20 +158,20 @@ func (s *Source) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case watcher := <-s.started:
-			running.Go(func() { watcher(ctx) })
+			running.Go(watcher)
 		}
 	}
 }
 
 // start starts watchers that are needed, and ends others.
-func (s *source[T]) start(ctx context.Context, run chan<- func(context.Context), isNeeded bool) {
+func (s *source[T]) start(ctx context.Context, run chan<- func(), isNeeded bool) {
 	switch {
 	case isNeeded && s.now == nil:
 		watcher := s.make()
 		own, stop := context.WithCancel(ctx)
 		s.now, s.stop = watcher, stop
 		select {
-		case run <- func(context.Context) { watcher.Run(own) }:
+		case run <- func() { watcher.Run(own) }:
 		case <-ctx.Done():
 		}
 	case !isNeeded && s.now != nil:

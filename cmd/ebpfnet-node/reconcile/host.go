@@ -104,7 +104,7 @@ func isExternal(attrs *netlink.LinkAttrs) bool {
 }
 
 func linkOf(attrs *netlink.LinkAttrs, addresses []netip.Prefix) desired.Link {
-	link := desired.Link{Index: attrs.Index, Name: attrs.Name, MTU: attrs.MTU, Addresses: addresses}
+	link := desired.Link{Index: attrs.Index, MTU: attrs.MTU, Addresses: addresses}
 	if attrs.Flags&net.FlagLoopback != 0 {
 		link.MTU = 0 // no path to another node uses it
 	}
