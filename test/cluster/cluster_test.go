@@ -411,55 +411,12 @@ func (n *node) wantUnreachable(what string, numbers ...int) {
 	}
 }
 
-// flow asks a container from another one all the time, and counts what is lost.
-type flow struct {
-	from, to *node
-	stop     chan struct{}
-	ended    chan error
-}
-
-// startFlow starts one, over UDP: nothing repeats what is lost.
-func (c *cluster) startFlow(f testenv.Family, from, to *node) *flow {
+// startFlow asks a container from another one all the time over UDP: nothing repeats what is lost.
+func (c *cluster) startFlow(f testenv.Family, from, to *node) *testenv.Asker {
 	c.Helper()
 	server := testenv.ServeUDP(c, to.pod.Namespace, netip.AddrPortFrom(f.Pod(to.pod), 0))
 	client, err := testenv.NewClient(testenv.Context(c), from.pod.Namespace, "udp", netip.AddrPort{}, server.Addr)
 	testenv.Must(c, err)
-	running := &flow{from, to, make(chan struct{}), make(chan error, 1)}
-	ask := func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Timeout/4)
-		defer cancel()
-		_, err := client.Ask(ctx, "hello")
-		return err
-	}
-	if err := ask(); err != nil {
-		c.Fatalf("%s asks %s: %v", from.pod.Name, server.Addr, err)
-	}
-	go func() {
-		defer server.Close()
-		defer client.Close()
-		for {
-			select {
-			case <-running.stop:
-				running.ended <- nil
-				return
-			case <-time.After(time.Millisecond): // not a wait: the rate
-			}
-			if err := ask(); err != nil {
-				running.ended <- fmt.Errorf("%s asks %s: %w", from.pod.Name, server.Addr, err)
-				return
-			}
-		}
-	}()
-	return running
-}
-
-// wantNoLoss ends flows, and wants each question to have been answered.
-func (c *cluster) wantNoLoss(what string, flows ...*flow) {
-	c.Helper()
-	for _, f := range flows {
-		close(f.stop)
-		if err := <-f.ended; err != nil {
-			c.Errorf("%s: packet lost: %v", what, err)
-		}
-	}
+	c.Cleanup(func() { client.Close() })
+	return client.KeepAsking(c, fmt.Sprintf("%s asks %s", from.pod.Name, server.Addr), time.Millisecond)
 }

@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,8 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"unicode/utf8"
 
@@ -303,14 +300,18 @@ func (s *script) alive(ts *testscript.TestScript, _ bool, _ []string) {
 // answered, though none is repeated. Where that says nothing, it is led the other way, and done again.
 func (s *script) busy(ts *testscript.TestScript, _ bool, args []string) {
 	migrate := append([]string{"0", "migrate"}, args...)
-	ts.Check(testenv.WithoutBacklogDrops(s, func(attempt int) error {
+	var all testenv.Askers
+	for _, client := range s.clients {
+		all = append(all, client.KeepAsking(s, fmt.Sprint("connection of ", client.Local()), 0))
+	}
+	ts.Check(all.Lossless(s, func(attempt int) error {
 		if attempt > 0 {
 			s.ctl(ts, false, otherWay(migrate))
 		}
-		idle := s.askAlways()
 		s.ctl(ts, false, migrate)
-		return idle()
+		return nil
 	}))
+	all.Stop()
 }
 
 // otherWay returns the arguments of a migrate that undoes another one.
@@ -319,30 +320,6 @@ func otherWay(migrate []string) []string {
 		return slices.Delete(slices.Clone(migrate), i, i+1)
 	}
 	return append(slices.Clone(migrate), "--back")
-}
-
-// askAlways has all open connections ask until idle is called, which returns an error if a question was not answered.
-func (s *script) askAlways() (idle func() error) {
-	var stopping atomic.Bool
-	var all sync.WaitGroup
-	errs := make([]error, len(s.clients))
-	for i, client := range s.clients {
-		all.Go(func() {
-			for last := false; !last && errs[i] == nil; {
-				last = stopping.Load()
-				ctx, cancel := context.WithTimeout(s.Context(), testenv.Timeout)
-				_, errs[i] = client.Ask(ctx, "still there?")
-				cancel()
-			}
-		})
-	}
-	idle = func() error {
-		stopping.Store(true)
-		all.Wait()
-		return errors.Join(errs...)
-	}
-	s.Cleanup(func() { _ = idle() }) // where the script fails before
-	return idle
 }
 
 // ask starts a server, and has a client ask until both directions are established, and bypass the stack.

@@ -23,9 +23,15 @@ func TestRPM(t *testing.T) {
 	pod := h.runtime(t, pluginsOfFedora).AddPod(t, "web", published)
 	h.refuseRPM(t, "-e", "ebpfnet")
 	h.loadOlder(t)
-	stop := h.startTraffic(t, pod)
-	h.rpm(t, "-U", "--nodeps", rpm(t, "present"))
-	stop()
+	load := h.startTraffic(t, pod)
+	testenv.NoError(t, load.Lossless(t, func(attempt int) error {
+		if attempt > 0 {
+			h.loadOlder(t)
+		}
+		h.rpm(t, "-U", "--nodeps", "--replacepkgs", rpm(t, "present")) // which an earlier attempt has installed
+		return nil
+	}))
+	load.Stop()
 	h.wantRPM(t, "0.0.0~test")
 	h.run(t, []string{"ebpfnetctl", "version"}, "0.0.0-test")
 	h.run(t, []string{"ebpfnetctl", "upgrade"}, "already loaded")

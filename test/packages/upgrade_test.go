@@ -6,8 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -49,14 +47,19 @@ func upgrade(t *testing.T, from string, prepare func(*host)) {
 	h.run(t, h.dpkg(t, "-i", from))
 	pod := h.runtime(t, pluginsOfDebian).AddPod(t, "web", published)
 	prepare(h)
-	stop := h.startTraffic(t, pod)
+	load := h.startTraffic(t, pod)
 	install := h.dpkg(t, "-i", deb(t, "present"))
 	if version := h.run(t, []string{"ebpfnetctl", "version"}); !strings.HasSuffix(version, fmt.Sprintf(", ABI %d\n", loader.ABI)) {
-		h.upgradeLayout(t, install, pod, stop)
+		h.upgradeLayout(t, install, pod, load)
 		return
 	}
-	h.run(t, install)
-	stop()
+	testenv.NoError(t, load.Lossless(t, func(attempt int) error {
+		if attempt > 0 {
+			h.loadOlder(t)
+		}
+		h.run(t, install)
+		return nil
+	}))
 	h.run(t, []string{"ebpfnetctl", "upgrade"}, "already loaded")
 	if err := pod.Check(testenv.Context(t)); err != nil {
 		t.Errorf("CHECK after the upgrade: %v", err)
@@ -65,12 +68,15 @@ func upgrade(t *testing.T, from string, prepare func(*host)) {
 
 // upgradeLayout upgrades to another map layout. That is refused while a container is connected: no other one could
 // be added afterwards. Without containers the old layout is unloaded.
-func (h *host) upgradeLayout(t *testing.T, install []string, pod *testenv.Pod, stop func()) {
+func (h *host) upgradeLayout(t *testing.T, install []string, pod *testenv.Pod, load testenv.Askers) {
 	t.Helper()
-	h.refuse(t, install, "another map layout", "pods web eth0")
-	wantInstalled(t, h)
-	h.run(t, []string{"ebpfnetctl", "status"})
-	stop()
+	testenv.NoError(t, load.Lossless(t, func(int) error {
+		h.refuse(t, install, "another map layout", "pods web eth0")
+		wantInstalled(t, h)
+		h.run(t, []string{"ebpfnetctl", "status"})
+		return nil
+	}))
+	load.Stop()
 	if err := pod.Check(testenv.Context(t)); err != nil {
 		t.Errorf("CHECK after a refused upgrade: %v", err)
 	}
@@ -86,14 +92,11 @@ func (h *host) loadOlder(t *testing.T) {
 	testenv.Must(t, h.Node.Upgrade(testenv.Context(t), older))
 }
 
-// startTraffic lets a container and the outside exchange packets by masquerading and by host ports. stop waits
-// for a last exchange of each. A lost datagram is not repeated, and so fails the test.
-func (h *host) startTraffic(t *testing.T, pod *testenv.Pod) (stop func()) {
+// startTraffic lets a container and the outside exchange packets by masquerading and by host ports.
+func (h *host) startTraffic(t *testing.T, pod *testenv.Pod) (all testenv.Askers) {
 	t.Helper()
 	inside := netip.AddrPortFrom(netip.IPv4Unspecified(), 7)
 	port := netip.AddrPortFrom(testenv.NodeAddr4, 8080)
-	var stopping atomic.Bool
-	var all sync.WaitGroup
 	for _, network := range []string{"udp", "tcp"} {
 		serve := testenv.ServeUDP
 		if network == "tcp" {
@@ -105,25 +108,11 @@ func (h *host) startTraffic(t *testing.T, pod *testenv.Pod) (stop func()) {
 			client, err := testenv.NewClient(testenv.Context(t), from, network, netip.AddrPort{}, to)
 			testenv.Must(t, err)
 			t.Cleanup(func() { client.Close() })
-			ask := func(n int) error {
-				_, err := client.Ask(testenv.Context(t), fmt.Sprint("request ", n))
-				return err
-			}
-			if err := ask(0); err != nil {
-				t.Fatalf("%s from %s: %v", network, from.Name, err)
-			}
-			all.Go(func() {
-				for n, last := 1, false; !last; n++ {
-					last = stopping.Load()
-					if err := ask(n); err != nil {
-						t.Errorf("%s from %s, request %d: %v", network, from.Name, n, err)
-						return
-					}
-				}
-			})
+			all = append(all, client.KeepAsking(t, network+" from "+from.Name, 0))
 		}
 	}
-	return func() { stopping.Store(true); all.Wait() }
+	testenv.Must(t, all.Lossless(t, func(int) error { return nil }))
+	return all
 }
 
 // TestUpgradeToOtherLayout upgrades to a release with another map layout.
@@ -135,7 +124,7 @@ func TestUpgradeToOtherLayout(t *testing.T) {
 		replace(t, dir+"/DEBIAN/control", "\nVersion: ", "\nVersion: 9.")
 		replace(t, dir+"/DEBIAN/preinst", fmt.Sprint("ABI ", loader.ABI), fmt.Sprint("ABI ", loader.ABI+1))
 	})
-	h.upgradeLayout(t, h.dpkg(t, "-i", newer), pod, func() {})
+	h.upgradeLayout(t, h.dpkg(t, "-i", newer), pod, nil)
 	h.run(t, []string{"dpkg-query", "-W", "-f", "${Version}", "ebpfnet"}, "9.")
 }
 

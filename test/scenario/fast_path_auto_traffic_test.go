@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"sync/atomic"
@@ -20,21 +21,21 @@ func TestFastPathAutoUnderTraffic(t *testing.T) {
 	for _, row := range hookRows {
 		t.Run(row.name, func(t *testing.T) {
 			row.require(t)
-			wantNoneResent := n.countResent(t, a, web)
-			for _, commands := range []string{row.on, row.off} {
-				n.sh(t, commands)
-				// Then cached decisions are over, 200 ms at 4 ms a request, and connections are offloaded again.
-				for range 50 + testenv.OffloadRequests {
-					load.awaitRound(t)
+			testenv.NoError(t, load.Lossless(t, func(int) error {
+				noneResent := n.countResent(t, a, web)
+				var lost [2]error
+				for i, commands := range []string{row.on, row.off} {
+					n.sh(t, commands)
+					// Then cached decisions are over, 200 ms at 4 ms a request, and connections are offloaded again.
+					lost[i] = load.More(50 + uint64(testenv.OffloadRequests))
 				}
-			}
-			wantNoneResent()
+				return errors.Join(lost[0], lost[1], noneResent())
+			}))
 		})
 		if t.Failed() {
 			break // its rules may be left
 		}
 	}
-	load.stop()
 }
 
 // A firewall that is switched on sees each running connection after 200 ms, both ways: then nothing passes that it drops.

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,22 +66,25 @@ func (n *network) upgradeUnderTraffic(t *testing.T, upgrades int) {
 	t.Helper()
 	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
 	load := n.startTraffic(t, a, web)
-	wantNoneResent := n.countResent(t, a, web)
 	dropped := n.drops(t)
-
-	for i := range upgrades {
-		done, err := n.upgrade(t, release(uint32(i%3), uint64(i+1)))
-		if err != nil {
-			t.Fatalf("upgrade %d: %v", i+1, err)
+	testenv.NoError(t, load.Lossless(t, func(int) error {
+		noneResent := n.countResent(t, a, web)
+		for i := range upgrades {
+			done, err := n.upgrade(t, release(uint32(i%3), uint64(i+1)))
+			if err != nil {
+				t.Fatalf("upgrade %d: %v", i+1, err)
+			}
+			if done.ToBuild != loader.BuildID(i+1) || done.FromBuild == done.ToBuild || done.Programs < 5 {
+				t.Fatalf("upgrade %d: got %+v, want at least 5 programs of build %d", i+1, done, i+1)
+			}
+			n.wantPrograms(t, uint64(done.ToBuild))
+			if err := load.More(1); err != nil {
+				return fmt.Errorf("upgrade %d: %w", i+1, err)
+			}
 		}
-		if done.ToBuild != loader.BuildID(i+1) || done.FromBuild == done.ToBuild || done.Programs < 5 {
-			t.Fatalf("upgrade %d: got %+v, want at least 5 programs of build %d", i+1, done, i+1)
-		}
-		n.wantPrograms(t, uint64(done.ToBuild))
-		load.awaitRound(t)
-	}
-	load.stop()
-	wantNoneResent()
+		return noneResent()
+	}))
+	load.Stop()
 	testenv.DrainBacklog(t)
 	if now := n.drops(t); now != dropped {
 		t.Errorf("dropped packets: got %d, want none", now-dropped)
@@ -167,27 +168,34 @@ func TestUpgradeKilled(t *testing.T) {
 	}{{"mkdirat", workload(2, 2, 1)}, {"renameat", workload(5, 3, 1)}, {"unlinkat", workload(29, 12, 4)}, {"bpf", workload(151, 41, 29)}} {
 		kills := 0
 		for at := 1; ; at += kill.step {
-			if _, err := n.upgrade(t, release(own.Revision-1, 7)); err != nil {
-				t.Fatal(err)
-			}
-			if !n.killUpgrade(t, kill.call, at) {
-				break
-			}
-			kills++
-			load.awaitRound(t)
-			del(t, n.AddPod(t, "b", nil))
-			n.wantPrograms(t, own.Build)
-			load.awaitRound(t)
+			killed := false
+			testenv.NoError(t, load.Lossless(t, func(int) error {
+				if _, err := n.upgrade(t, release(own.Revision-1, 7)); err != nil {
+					t.Fatal(err)
+				}
+				if killed = n.killUpgrade(t, kill.call, at); !killed {
+					return nil
+				}
+				if err := load.More(1); err != nil {
+					return err
+				}
+				del(t, n.AddPod(t, "b", nil))
+				n.wantPrograms(t, own.Build)
+				return nil
+			}))
 			if t.Failed() {
 				t.Fatalf("after SIGKILL at %s %d", kill.call, at)
 			}
+			if !killed {
+				break
+			}
+			kills++
 		}
 		if kills == 0 {
 			t.Errorf("kills at %s: got none, want some", kill.call)
 		}
 		t.Logf("killed at %d calls of %s", kills, kill.call)
 	}
-	load.stop()
 }
 
 // killUpgrade runs an upgrade that is killed at a system call, and reports whether it was.
@@ -205,78 +213,23 @@ func (n *network) killUpgrade(t *testing.T, call string, at int) bool {
 	return err != nil
 }
 
-// traffic is a number of clients that send one request after the other.
-type traffic struct {
-	cancel  context.CancelFunc
-	clients sync.WaitGroup
-	replies []*atomic.Uint64 // by client
-}
-
-// startTraffic starts TCP and UDP clients on all paths.
-func (n *network) startTraffic(t *testing.T, a, web *testenv.Pod) *traffic {
+// startTraffic starts TCP and UDP clients on all paths, at a pace that leaves time for the verifier.
+func (n *network) startTraffic(t *testing.T, a, web *testenv.Pod) (all testenv.Askers) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	tr := &traffic{cancel: cancel}
 	for _, f := range testenv.Families {
 		for _, protocol := range []string{"tcp", "udp"} {
 			serve(t, web.Namespace, protocol, at(f.Pod(web), 80))
 			serve(t, n.Outside, protocol, at(f.Outside, 80))
 			for _, p := range n.allPaths(f, a, web) {
 				for range 2 {
-					client, replies := connect(t, p.client, protocol, netip.AddrPort{}, p.dial), new(atomic.Uint64)
-					tr.replies = append(tr.replies, replies)
-					tr.clients.Go(func() {
-						defer client.Close()
-						if err := keepAsking(ctx, client, replies); err != nil {
-							t.Errorf("%s by %s, %s: %v", p.name, protocol, f.Name, err)
-						}
-					})
+					client := connect(t, p.client, protocol, netip.AddrPort{}, p.dial)
+					t.Cleanup(func() { client.Close() })
+					all = append(all, client.KeepAsking(t, fmt.Sprintf("%s by %s, %s", p.name, protocol, f.Name), 4*time.Millisecond))
 				}
 			}
 		}
 	}
-	t.Cleanup(tr.stop) // runs before the servers close
-	return tr
-}
-
-// keepAsking sends requests until ctx is done, at a pace that leaves time for the verifier. A request without
-// a reply means that a packet was lost.
-func keepAsking(ctx context.Context, client *testenv.Client, replies *atomic.Uint64) error {
-	pace := time.NewTicker(4 * time.Millisecond)
-	defer pace.Stop()
-	for ctx.Err() == nil {
-		<-pace.C
-		patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), testenv.Timeout)
-		_, err := client.Ask(patience, "hello")
-		cancel()
-		if err != nil {
-			return fmt.Errorf("after %d replies: %w", replies.Load(), err)
-		}
-		replies.Add(1)
-	}
-	return nil
-}
-
-// awaitRound waits until every client has received another reply.
-func (tr *traffic) awaitRound(t *testing.T) {
-	t.Helper()
-	before := make([]uint64, len(tr.replies))
-	for i, replies := range tr.replies {
-		before[i] = replies.Load()
-	}
-	testenv.Eventually(t, "another reply to every client", func() error {
-		for i, replies := range tr.replies {
-			if replies.Load() == before[i] {
-				return fmt.Errorf("client %d: got %d replies, want more", i, before[i])
-			}
-		}
-		return nil
-	})
-}
-
-func (tr *traffic) stop() {
-	tr.cancel()
-	tr.clients.Wait()
+	return all
 }
 
 // drops counts the packets that the datapath has dropped.
@@ -291,16 +244,17 @@ func (n *network) drops(t *testing.T) (packets uint64) {
 }
 
 // countResent returns a function that wants no TCP segment to have been lost since.
-func (n *network) countResent(t *testing.T, pods ...*testenv.Pod) (wantNone func()) {
+func (n *network) countResent(t *testing.T, pods ...*testenv.Pod) (none func() error) {
 	t.Helper()
 	namespaces := []*testenv.Namespace{n.node(), n.Outside}
 	for _, pod := range pods {
 		namespaces = append(namespaces, pod.Namespace)
 	}
 	before := resent(t, namespaces...)
-	return func() {
-		t.Helper()
-		within(t, "no lost TCP segments", func() error { // the report of an unnecessary one may come late
+	return func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout/6) // the report of an unnecessary one may come late
+		defer cancel()
+		return testenv.Wait(ctx, "no lost TCP segments", func() error {
 			if lost := resent(t, namespaces...) - before; lost > 0 {
 				return fmt.Errorf("got %d", lost)
 			}
