@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +38,7 @@ func TestPolicyFromTheFirstPacket(t *testing.T) {
 		addrs: map[string]netip.Addr{"IPv4": testenv.IPv4.Gateway.Next().Next(), "IPv6": testenv.IPv6.Gateway.Next().Next()}}
 	first.count(t, n.Outside, "daddr")
 	for _, f := range testenv.Families {
-		sendUntilEnd(t, n.Outside, at(refused[f.Name], 0), at(first.addrs[f.Name], 9))
+		n.Outside.SendUntil(t.Context(), t, at(refused[f.Name], 0), at(first.addrs[f.Name], testenv.ForbiddenPort), sendPace)
 	}
 	for i := range workload(5, 40, 1000) {
 		testenv.NoError(t, testenv.WithoutBacklogDrops(t, func(attempt int) error {
@@ -50,23 +47,22 @@ func TestPolicyFromTheFirstPacket(t *testing.T) {
 	}
 }
 
+// sendPace is that of forbidden datagrams.
+const sendPace = 200 * time.Microsecond
+
 // firstPackets is a network with a host outside of which one address may talk to pods, and one is refused.
 type firstPackets struct {
 	*network
 	addrs   map[string]netip.Addr // of each pod, by family
 	refused map[string]netip.Addr
-	before  seenPackets // by the host outside
+	before  testenv.SeenPackets // by the host outside
 }
 
-// count counts SYNs and refused packets in a namespace. what says whether these have the host's address as source.
-func (n *firstPackets) count(t *testing.T, ns *testenv.Namespace, what string) {
+// count begins to count. The forbidden packets of a namespace have the refused address at one side: the node sends back those
+// to the pod while there is none.
+func (n *firstPackets) count(t *testing.T, ns *testenv.Namespace, side string) {
 	t.Helper()
-	const syn = "tcp flags & (syn | ack) == syn counter"
-	_, err := ns.Run(testenv.Context(t), "nft", fmt.Sprintf(`add table inet seen; add chain inet seen in { type filter hook prerouting priority -300; };
-		add chain inet seen out { type filter hook output priority -300; }; add rule inet seen out %s; add rule inet seen in %s;
-		add rule inet seen in ip %s %s udp dport 9 counter; add rule inet seen in ip6 %s %s udp dport 9 counter`,
-		syn, syn, what, n.refused["IPv4"], what, n.refused["IPv6"]))
-	testenv.Must(t, err)
+	ns.CountPackets(t, fmt.Sprintf("ip %s %s", side, n.refused["IPv4"]), fmt.Sprintf("ip6 %s %s", side, n.refused["IPv6"]))
 }
 
 // see adds a pod, opens connections to and from it, and compares what both sides have sent and received. It returns which SYNs
@@ -79,7 +75,7 @@ func (n *firstPackets) see(t *testing.T, name string) error {
 	ctx, stop := context.WithCancel(testenv.Context(t))
 	defer stop()
 	for _, f := range testenv.Families {
-		sendUntil(ctx, t, pod.Namespace, netip.AddrPort{}, at(n.refused[f.Name], 9))
+		pod.SendUntil(ctx, t, netip.AddrPort{}, at(n.refused[f.Name], testenv.ForbiddenPort), sendPace)
 	}
 	listener, err := pod.Listen(ctx, netip.MustParseAddrPort("[::]:80"))
 	testenv.Must(t, err)
@@ -101,73 +97,18 @@ func (n *firstPackets) see(t *testing.T, name string) error {
 		}
 		return nil
 	})
-	inside, outside := seen(t, pod.Namespace), seen(t, n.Outside)
-	sentTo, received := outside.sent-n.before.sent, outside.received-n.before.received
-	if inside.sent == 0 || inside.received == 0 || inside.refused+outside.refused > 0 {
+	testenv.DrainBacklog(t) // a SYN may be on its way although its like has arrived
+	inside, all := pod.Seen(t), n.Outside.Seen(t)
+	outside := all.Minus(n.before)
+	if inside.Sent == 0 || inside.Received == 0 || inside.Forbidden+outside.Forbidden > 0 {
 		t.Errorf("%s: the pod has seen %+v, the host outside %+v", name, inside, outside)
 	}
-	n.before = outside
+	n.before = all
 	testenv.Must(t, pod.Del(ctx))
 	stop()
 	testenv.Must(t, errors.Join(listener.Close(), pod.Close()))
-	if sentTo != inside.received || inside.sent != received {
-		return fmt.Errorf("lost SYNs: %s has got %d of %d, and the host outside %d of %d", name, inside.received, sentTo, received, inside.sent)
+	if outside.Sent != inside.Received || inside.Sent != outside.Received {
+		return fmt.Errorf("lost SYNs: %s has got %d of %d, and the host outside %d of %d", name, inside.Received, outside.Sent, outside.Received, inside.Sent)
 	}
 	return nil
-}
-
-// seenPackets are what a namespace's rules have counted.
-type seenPackets struct {
-	sent, received int // SYNs
-	refused        int // packets against the rules of the pod
-}
-
-var counted = regexp.MustCompile(`counter packets (\d+)`)
-
-func seen(t *testing.T, ns *testenv.Namespace) (p seenPackets) {
-	t.Helper()
-	for chain, counters := range map[string][]*int{"out": {&p.sent}, "in": {&p.received, &p.refused, &p.refused}} {
-		out, err := ns.Run(testenv.Context(t), "nft", "list", "chain", "inet", "seen", chain)
-		testenv.Must(t, err)
-		found := counted.FindAllStringSubmatch(out, -1)
-		if len(found) != len(counters) {
-			t.Fatalf("counters: %s", out)
-		}
-		for i, match := range found {
-			n, err := strconv.Atoi(match[1])
-			testenv.Must(t, err)
-			*counters[i] += n
-		}
-	}
-	return p
-}
-
-// sendUntilEnd sends datagrams until the test ends.
-func sendUntilEnd(t *testing.T, ns *testenv.Namespace, local, remote netip.AddrPort) {
-	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	t.Cleanup(stop)
-	sendUntil(ctx, t, ns, local, remote)
-}
-
-// sendUntil sends some thousand datagrams per second until ctx ends, also while there is no route. More would fill the
-// queues of the host's CPUs, also for tests beside this one.
-func sendUntil(ctx context.Context, t *testing.T, ns *testenv.Namespace, local, remote netip.AddrPort) {
-	t.Helper()
-	if !local.IsValid() {
-		local = at(testenv.Unspecified(remote.Addr()), 0)
-	}
-	conn, err := ns.ListenPacket(ctx, local)
-	testenv.Must(t, err)
-	go func() {
-		defer conn.Close()
-		pace := time.NewTicker(200 * time.Microsecond)
-		defer pace.Stop()
-		for ctx.Err() == nil {
-			<-pace.C
-			if _, err := conn.WriteToUDPAddrPort([]byte("forbidden"), remote); errors.Is(err, net.ErrClosed) {
-				return
-			}
-		}
-	}()
 }

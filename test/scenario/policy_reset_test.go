@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +20,8 @@ type side struct {
 	ns    *testenv.Namespace
 	match string // of the packets that the end receives, for nft
 }
+
+var counted = regexp.MustCompile(`counter packets (\d+)`)
 
 // countResets counts the RSTs that the ends receive from now on.
 func countResets(t *testing.T, sides ...side) func(side) string {
@@ -42,7 +45,7 @@ func wantReset(t *testing.T, name string, s side) {
 	if _, err := s.Write([]byte("still there?")); errors.Is(err, syscall.ECONNRESET) {
 		return
 	}
-	testenv.Must(t, s.SetReadDeadline(time.Now().Add(20*time.Second)))
+	testenv.Must(t, s.SetReadDeadline(time.Now().Add(testenv.Timeout)))
 	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%s: got %v, want a RST", name, err)
 	}
