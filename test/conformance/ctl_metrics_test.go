@@ -179,6 +179,7 @@ func newExported(t *testing.T) *exported {
 	p := h.pod(t, "c1", dual("1.1.0"))
 	p.add(t)
 	testenv.Must(t, p.SendFrames(testenv.PodIfName, make([]byte, 60))) // a drop of its own
+	h.awaitForged(t, 1)
 	dir := t.TempDir()
 	testenv.Must(t, os.WriteFile(filepath.Join(dir, "10.conflist"), exampleConflist(t), 0o600))
 	file := filepath.Join(dir, "ebpfnet.prom")

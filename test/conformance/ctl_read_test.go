@@ -50,6 +50,7 @@ func TestCtlRead(t *testing.T) {
 		testenv.Must(t, s.ask(s.host.Outside, web.Namespace, "udp", remote, remote))
 	}
 	testenv.Must(t, web.SendFrames(testenv.PodIfName, make([]byte, 60))) // a forged one, for drops
+	s.host.awaitForged(t, 1)
 	s.host.wantCtl(t, 0, []string{"set", "pods/web", "ingressPolicy=isolated"})
 	testenv.Must(t, s.host.Node.SetSysctl("net/ipv4/ip_forward", "0")) // for doctor to find
 	s.host.withDatapath(t, func(datapath *loader.Datapath) error {
