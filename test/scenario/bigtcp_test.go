@@ -79,11 +79,14 @@ func TestStreamsLeaveWhole(t *testing.T) {
 			a := n.AddPod(t, uplink[:2], nil)
 			forEachFamily(t, func(t *testing.T, f testenv.Family) {
 				const bytes, frame = 64 * mebibyte, 1448
-				before := packetsIn(t, n.Outside)
-				upload(sizeOf(bytes))(t, a.Namespace, n.Outside, at(f.Outside, 80), at(f.Outside, 80))
-				if got, most := packetsIn(t, n.Outside)-before, sizeOf(bytes)/frame/4; got > most {
-					t.Errorf("got %d packets for %d bytes, want at most %d", got, sizeOf(bytes), most)
-				}
+				testenv.Eventually(t, "few packets", func() error { // a sender on a busy machine paces shorter ones
+					before := packetsIn(t, n.Outside)
+					upload(sizeOf(bytes))(t, a.Namespace, n.Outside, at(f.Outside, 80), at(f.Outside, 80))
+					if got, most := packetsIn(t, n.Outside)-before, sizeOf(bytes)/frame/4; got > most {
+						return fmt.Errorf("got %d packets for %d bytes, want at most %d", got, sizeOf(bytes), most)
+					}
+					return nil
+				})
 			})
 		})
 	}

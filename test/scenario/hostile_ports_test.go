@@ -65,19 +65,26 @@ func (n *network) wantPorts(t *testing.T, f testenv.Family, protocol string, bad
 // flood. The socket stays open.
 func askUntilReply(t *testing.T, from *testenv.Namespace, protocol string, server netip.AddrPort) error {
 	t.Helper()
-	const patience = 2 * time.Second
-
 	client, err := testenv.NewClient(testenv.Context(t), from, protocol, netip.AddrPort{}, server)
 	if err != nil {
 		return err
 	}
 	t.Cleanup(func() { client.Close() })
-	return testenv.Wait(testenv.Context(t), "a reply", func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+	_, err = askAgain(testenv.Context(t), client)
+	return err
+}
+
+// askAgain sends a request until there is a reply.
+func askAgain(ctx context.Context, client *testenv.Client) (reply testenv.Reply, err error) {
+	const patience = 2 * time.Second
+
+	err = testenv.Wait(ctx, "a reply", func() (err error) {
+		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
-		_, err := client.Ask(ctx, "hello")
+		reply, err = client.Ask(ctx, "hello")
 		return err
 	})
+	return reply, err
 }
 
 // sendFromAllPorts opens a connection from each port of addr; without -long, from twice as many as fewPorts leaves. It
