@@ -34,6 +34,20 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
+// The specification's error codes under short names, for tables.
+const (
+	codeIncompatible  = types.ErrIncompatibleCNIVersion
+	codeUnsupported   = types.ErrUnsupportedField
+	codeInvalidEnv    = types.ErrInvalidEnvironmentVariables
+	codeDecoding      = types.ErrDecodingFailure
+	codeInvalidConfig = types.ErrInvalidNetworkConfig
+	codeInvalidNetNS  = types.ErrInvalidNetNS
+	codeTryAgain      = types.ErrTryAgainLater
+	codeNotAvailable  = types.ErrPluginNotAvailable
+	codeIO            = types.ErrIOFailure
+	codeInternal      = types.ErrInternal
+)
+
 // host is a node with the plugin.
 type host struct {
 	*testenv.Topology
