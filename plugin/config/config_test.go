@@ -51,6 +51,7 @@ func without(keys ...string) []byte {
 }
 
 func TestParse(t *testing.T) {
+	tcp8080 := fmt.Sprint([]HostPort{{HostPort: 8080, ContainerPort: 80, Protocol: maps.TCP}})
 	for _, test := range []struct {
 		name, args string
 		keys       []string
@@ -107,6 +108,10 @@ func TestParse(t *testing.T) {
 		{"bigTCP never", "", []string{`"bigTCP": "never"`}, bigTCPOf, "false"},
 		{"prevResult", "", []string{`"prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "10.88.0.7/16"}]}`},
 			func(c *Config) string { return c.PrevResult.IPs[0].Address.String() }, "10.88.0.7/16"},
+		{"host port of podman", "", []string{`"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}`}, portsOf, tcp8080},
+		{"host port of podman, any address", "", []string{`"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}]}`}, portsOf, tcp8080},
+		{"host port of containerd", "", []string{`"runtimeConfig": {"portMappings": [{"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""}]}`}, portsOf, tcp8080},
+		{"host port with an unknown key", "", []string{`"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "appProtocol": "http"}]}`}, portsOf, tcp8080},
 		{"Kubernetes", "K8S_POD_NAME=web;K8S_POD_UID=1;K8S_POD_NAMESPACE=a;K8S_POD_INFRA_CONTAINER_ID=c1", nil, func(*Config) string { return "" }, ""},
 		{"unknown key of CNI_ARGS", "FOO=bar;IgnoreUnknown=1", nil, func(*Config) string { return "" }, ""},
 	} {
@@ -141,6 +146,7 @@ func ruleSetsOf(c *Config) string {
 }
 
 func bigTCPOf(c *Config) string    { return fmt.Sprint(c.BigTCP) }
+func portsOf(c *Config) string     { return fmt.Sprint(c.HostPorts) }
 func macOfConfig(c *Config) string { return c.MAC.String() }
 func requestedOf(c *Config) string { return fmt.Sprint(c.IPAM.Requested) }
 func dnsOf(c *Config) string {

@@ -17,25 +17,35 @@ import (
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 
-// TestAddressesUnavailable requests an address that another container has, and one from an exhausted range, which
-// STATUS reports too.
+// TestAddressesUnavailable requests an address that another container has, and one from the smaller of two ranges, which is
+// exhausted. STATUS reports that too, until an address is free again.
 func TestAddressesUnavailable(t *testing.T) {
 	h := newHost(t)
-	conf := with(single("1.1.0"), "ipam.ranges", list{list{object{"subnet": "10.88.0.0/29", "rangeStart": "10.88.0.3", "rangeEnd": "10.88.0.4"}}})
-	first, second := h.pod(t, "c1", conf), h.pod(t, "c2", conf)
+	conf := with(dual("1.1.0"), "ipam.ranges", list{
+		list{object{"subnet": "10.88.0.0/29", "rangeStart": "10.88.0.3", "rangeEnd": "10.88.0.5"}},
+		list{object{"subnet": "fd00:88::/64", "rangeStart": "fd00:88::2", "rangeEnd": "fd00:88::3"}},
+	})
+	const smaller = "fd00:88::2-fd00:88::3"
+	first, second, third := h.pod(t, "c1", conf), h.pod(t, "c2", conf), h.pod(t, "c3", conf)
+	empty := h.snapshot(t, first.Namespace, second.Namespace, third.Namespace)
 	first.add(t)
 	before := h.snapshot(t, second.Namespace)
 	second.conf = with(conf, "runtimeConfig.ips", list{"10.88.0.3"})
 	wantError(t, second.try(t, "ADD"), cnierr.CodeAddressTaken, "10.88.0.3", "c1")
 	h.wantUnchanged(t, before, second.Namespace)
+	wantSuccess(t, h.status(t, conf), "")
 
 	second.conf = conf
 	second.add(t)
-	third := h.pod(t, "c3", conf)
 	before = h.snapshot(t, third.Namespace)
-	wantError(t, third.try(t, "ADD"), cnierr.CodeAddressesExhausted, "10.88.0.3-10.88.0.4")
-	wantError(t, h.status(t, conf), codeNotAvailable, "10.88.0.3-10.88.0.4")
+	wantError(t, third.try(t, "ADD"), cnierr.CodeAddressesExhausted, smaller)
+	wantError(t, h.status(t, conf), codeNotAvailable, smaller, "/var/lib/cni/networks/pods")
 	h.wantUnchanged(t, before, third.Namespace)
+
+	first.del(t)
+	wantSuccess(t, h.status(t, conf), "")
+	second.del(t)
+	h.wantUnchanged(t, empty, first.Namespace, second.Namespace, third.Namespace)
 }
 
 // TestAddAfterContainerVanished adds a container with the addresses and the host port of one that has vanished without

@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/ebpfnet/ebpfnet/plugin/cnierr"
@@ -82,41 +81,4 @@ func TestHostPortTwice(t *testing.T) {
 			p.del(t)
 		}
 	}
-}
-
-// TestPortMappingSpelling spells mappings like podman and like containerd, with the same meaning.
-func TestPortMappingSpelling(t *testing.T) {
-	h := newHost(t)
-	for name, mapping := range map[string]object{
-		"podman":                 {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
-		"podman, any address":    {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""},
-		"containerd":             {"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""},
-		"protocol in upper case": {"HostPort": 8080, "ContainerPort": 80, "Protocol": "TCP", "HostIP": ""},
-		"no protocol":            {"hostPort": 8080, "containerPort": 80},
-		"unknown key":            {"hostPort": 8080, "containerPort": 80, "appProtocol": "http"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := h.pod(t, "c1", with(dual("1.0.0"), "runtimeConfig.portMappings", list{mapping}))
-			before := h.snapshot(t, p.Namespace)
-			wantFetch(t, h, p.Namespace, p.add(t))
-			p.del(t)
-			h.wantUnchanged(t, before, p.Namespace)
-		})
-	}
-}
-
-// TestHostIPOfMissingFamily maps a host address of a family that the container lacks. ADD ignores the mapping, like
-// portmap.
-func TestHostIPOfMissingFamily(t *testing.T) {
-	h := newHost(t)
-	p := h.pod(t, "c1", with(single("1.0.0"), "runtimeConfig.portMappings", list{
-		object{"hostPort": 8080, "containerPort": 80, "hostIP": "2001:db8:1::1"},
-	}))
-	p.add(t)
-	for thing := range h.snapshot(t, p.Namespace) {
-		if strings.HasPrefix(thing, "host port ") {
-			t.Errorf("got %s, want no host port", thing)
-		}
-	}
-	wantSuccess(t, p.try(t, "CHECK"), "")
 }

@@ -27,26 +27,6 @@ func TestStatusReady(t *testing.T) {
 	wantSuccess(t, h.status(t, dual("1.1.0")), "")
 }
 
-// TestStatusRangeExhausted exhausts the smaller of two ranges.
-func TestStatusRangeExhausted(t *testing.T) {
-	h := newHost(t)
-	conf := with(dual("1.1.0"), "ipam.ranges", list{
-		list{object{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.2", "rangeEnd": "10.88.0.4"}},
-		list{object{"subnet": "fd00:88::/64", "rangeStart": "fd00:88::2", "rangeEnd": "fd00:88::3"}},
-	})
-	p, other := h.pod(t, "c1", conf), h.pod(t, "c2", conf)
-	before := h.snapshot(t, p.Namespace, other.Namespace)
-	p.add(t)
-	wantSuccess(t, h.status(t, conf), "")
-	other.add(t)
-	wantError(t, h.status(t, conf), codeNotAvailable, "fd00:88::2-fd00:88::3", "/var/lib/cni/networks/pods")
-
-	p.del(t)
-	wantSuccess(t, h.status(t, conf), "")
-	other.del(t)
-	h.wantUnchanged(t, before, p.Namespace, other.Namespace)
-}
-
 // TestStatusDataDirUnusable has a file at the path of the directory of reservations. DEL of a container in another
 // directory still works.
 func TestStatusDataDirUnusable(t *testing.T) {

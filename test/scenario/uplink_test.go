@@ -21,6 +21,7 @@ func TestUplinkAppears(t *testing.T) {
 	old := n.AddPod(t, "old", mapBoth(8080, 80))
 	n.AddSecondUplink(t)
 	next := n.AddPod(t, "next", nil)
+	n.wantUplinkEntries(t)
 	forEachProtocol(t, func(t *testing.T, f testenv.Family, protocol string) {
 		first := serve(t, n.Outside, protocol, at(f.Outside, 0))
 		second := serve(t, n.SecondOutside, protocol, at(f.SecondOutside, 0))
@@ -35,12 +36,10 @@ func TestUplinkAppears(t *testing.T) {
 	})
 }
 
-// Before 6.7 a program cannot ask for a route's source address, so the datapath masquerades with the address of
-// the uplink's entry. Every entry has both families' addresses, on any kernel.
-func TestUplinkEntries(t *testing.T) {
-	n := newNetwork(t)
-	n.AddSecondUplink(t)
-	n.AddPod(t, "a", nil)
+// wantUplinkEntries wants every entry to have both families' addresses, on any kernel. Before 6.7 a program cannot ask for a
+// route's source address, so the datapath masquerades with that of the uplink's entry.
+func (n *network) wantUplinkEntries(t *testing.T) {
+	t.Helper()
 	var want []maps.Uplink
 	for name, addrs := range map[string][2]netip.Addr{
 		testenv.UplinkName:       {testenv.NodeAddr4, testenv.NodeAddr6},
