@@ -13,6 +13,8 @@
 //	                  share is below it; cmd/ebpfnet-node is a module of its own, with a list of packages in its doc.go
 //	plugin            the verbs
 //	plugin/metrics    the datapath's figures for Prometheus
+//	plugin/drops      dropped packets, one by one
+//	plugin/containers the names that runtimes give containers
 //	plugin/admin      what ebpfnetctl reads and changes: attachments, flows, traffic, set, repair, unload
 //	plugin/runtimes   how the runtimes of the host use CNI: their directories and lists
 //	plugin/refresh    follows changes of the host, for the verbs and for ebpfnetctl

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/drops"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
+	"github.com/ebpfnet/ebpfnet/plugin/drops"
 )
 
 // TestDeniedLines prints a connection once a minute, no more lines per second than asked for, and how many packets it left out.

@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 	api "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes/apitest"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/apitest"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/objects"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
 	"github.com/ebpfnet/ebpfnet/maps"

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/containers"
 	"github.com/ebpfnet/ebpfnet/plugin/show"
 )
 

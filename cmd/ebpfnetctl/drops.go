@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/drops"
 )
 
 type dropOptions struct {

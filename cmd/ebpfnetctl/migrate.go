@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/migrate"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
+	"github.com/ebpfnet/ebpfnet/plugin/containers"
 )
 
 type migrateOptions struct {

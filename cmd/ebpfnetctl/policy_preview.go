@@ -17,12 +17,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/containers"
+	"github.com/ebpfnet/ebpfnet/plugin/drops"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 )
 

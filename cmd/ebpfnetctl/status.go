@@ -11,10 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/output"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/drops"
 )
 
 // status is what `ebpfnetctl status -o json` prints: schema/status.json.

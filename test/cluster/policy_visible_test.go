@@ -16,7 +16,7 @@ import (
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/policies"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
+	"github.com/ebpfnet/ebpfnet/plugin/drops"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes/apitest"
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/apitest"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/test/testenv"

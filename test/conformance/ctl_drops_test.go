@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
+	"github.com/ebpfnet/ebpfnet/plugin/drops"
 	"github.com/ebpfnet/ebpfnet/test/testenv"
 )
 

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/drops"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/maps"
+	"github.com/ebpfnet/ebpfnet/plugin/drops"
 	"github.com/ebpfnet/ebpfnet/plugin/nodestate"
 	"github.com/ebpfnet/ebpfnet/plugin/policy"
 	"github.com/ebpfnet/ebpfnet/test/testenv"

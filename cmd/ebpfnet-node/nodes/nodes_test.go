@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 
+	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/apitest"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/desired"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/nodes/apitest"
 	"github.com/ebpfnet/ebpfnet/cmd/ebpfnet-node/watch"
 )
 

@@ -13,12 +13,12 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/containers"
 )
 
 // lookContainers compares containers with what ADD gave them, as CHECK does. Configuration and result of each are in

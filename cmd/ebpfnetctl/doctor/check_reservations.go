@@ -11,10 +11,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/ipam"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin"
+	"github.com/ebpfnet/ebpfnet/plugin/containers"
 )
 
 // lookReservations finds what containers that are gone have left, and ranges without a free address.

@@ -13,12 +13,12 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/vishvananda/netlink"
 
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
 	"github.com/ebpfnet/ebpfnet/plugin/cni"
 	"github.com/ebpfnet/ebpfnet/plugin/config"
+	"github.com/ebpfnet/ebpfnet/plugin/containers"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/runtimes"
 )

@@ -13,11 +13,11 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
-	"github.com/ebpfnet/ebpfnet/cmd/ebpfnetctl/containers"
 	"github.com/ebpfnet/ebpfnet/loader"
 	"github.com/ebpfnet/ebpfnet/loader/rtnl"
 	"github.com/ebpfnet/ebpfnet/maps"
 	"github.com/ebpfnet/ebpfnet/plugin/admin"
+	"github.com/ebpfnet/ebpfnet/plugin/containers"
 	"github.com/ebpfnet/ebpfnet/plugin/link"
 	"github.com/ebpfnet/ebpfnet/plugin/policy"
 )
