@@ -83,8 +83,11 @@ func (p *Plugin) Orphans(ctx context.Context, call *cni.Call) (orphans []maps.At
 	}
 	c := &collector{verb: v, host: host, records: records}
 	now, err := c.look()
-	if err != nil || now.errRead != nil {
-		return nil, errors.Join(err, now.errRead)
+	if err == nil {
+		err = now.errRead
+	}
+	if err != nil {
+		return nil, err
 	}
 	left, err := v.pool().Orphans(ctx, c.valid(nil, now.living()).HasReservation)
 	for _, a := range left {
@@ -116,7 +119,7 @@ type view struct {
 	pairs   map[loader.Owner]device
 	known   map[loader.Owner]int // devices that the datapath knows, also those of other plugins
 	records []*record.Record
-	errRead error // records that are not among them
+	errRead error // what is not among these
 }
 
 // device is the host's device of an attachment.
@@ -137,14 +140,12 @@ func (c *collector) look() (*view, error) {
 			now.pairs[label.Owner] = device{found.Attrs().Index, label}
 		}
 	}
-	err = loader.IfLoaded(loader.OpenForRelease, func(datapath *loader.Datapath) (err error) {
+	errKnown := loader.IfLoaded(loader.OpenForRelease, func(datapath *loader.Datapath) (err error) {
 		now.known, err = maps.DevicesIn(datapath, maps.NetworkToken(network))
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	now.records, now.errRead = c.records.List()
+	now.records, err = c.records.List()
+	now.errRead = errors.Join(errKnown, err)
 	now.records = slices.DeleteFunc(now.records, func(r *record.Record) bool { return r.Attachment.Network != network })
 	return now, nil
 }
