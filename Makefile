@@ -102,14 +102,14 @@ system-cluster:
 	cd test/cluster && $(GO) test -count=1 -timeout 30m ./...
 
 .PHONY: test-long
-test-long: modules ## a million random packets, 100,000 random policies, floods of a million flows, what an attacker does in ten minutes, kills at each system call, clusters of 5,000 nodes, and a thousand pods under policies (root)
+test-long: modules ## a million random packets, 100,000 random policies, floods of a million flows, what an attacker does in ten minutes, kills at each system call, clusters of 5,000 nodes, a thousand pods under policies, and the memory of an agent (root)
 	cd test && $(GO) test -count=1 -timeout 30m ./prog -run '^TestRandomPackets$$' -rounds 1000000
 	cd test && $(GO) test -count=1 -timeout 60m ./prog -run '^TestJudgedPolicies$$' -cases 100000
 	cd test && $(GO) test -count=1 -timeout 90m ./scenario -long -run 'Flood|ShortConnections|TestPodsShareTheirPorts|TestUpgrade|TestBandwidthChanges'
 	cd test && $(GO) test -count=1 ./conformance -run '^TestCtlDropsFlood$$' -dropflood 1000000
 	cd test && $(GO) test -count=1 -timeout 30m ./conformance -long -run 'Killed$$'
 	cd test/cluster && $(GO) test -count=1 -v -timeout 30m -run '^TestScale$$' . -scale 1000,5000
-	cd test/cluster && $(GO) test -count=1 -timeout 40m -run '^TestPodsUnderPolicies$$' . -long
+	cd test/cluster && $(GO) test -count=1 -timeout 40m -run '^Test(PodsUnder|Hostile)Policies$$' . -long
 
 .PHONY: scale
 scale: modules ## measure the node agent in clusters of 1,000 and 5,000 nodes, on a quiet machine; writes its SCALE.md (root)
