@@ -78,7 +78,7 @@ func TestRightsOfAPI(t *testing.T) {
 func TestDaemonSet(t *testing.T) {
 	container := daemonSet(t).Spec.Template.Spec.Containers[0]
 	n := &node{Namespace: testenv.New(t, "node"), t: t, options: container.Args, capabilities: []string{"net_admin"}}
-	if output, err := n.command(testenv.Context(t), "--help").CombinedOutput(); err != nil || !bytes.Contains(output, []byte("Usage of ebpfnet-node")) {
+	if output, err := n.command(testenv.Context(t), "--help").CombinedOutput(); err != nil || !bytes.Contains(output, []byte("Usage: ebpfnet-node")) {
 		t.Errorf("%q: got %s (%v), want them to be known", container.Args, output, err)
 	}
 	var template corev1.ConfigMap
