@@ -8,7 +8,8 @@
  *  - UDP: the stack has delivered a packet, unchanged; with another id: a packet that it has translated.
  *
  * A hint is one word, so it is read and written as a whole. Tuples share places, and
- * overwrite each other's hints.
+ * overwrite each other's hints. A SYN removes the tuple's hint, without which no CPU applies a decision
+ * of the former connection (fwd_renew_hint), unless another tuple has the place.
  */
 #pragma once
 
@@ -33,6 +34,12 @@ static __always_inline void tuple_hint_write(__u32 id, __u32 value)
 
 	if (word && *word != hint)
 		*word = hint;
+}
+
+/* The same, but the hint is taken: until the next write, tuple_hint_renew fails. */
+static __always_inline void tuple_hint_write_taken(__u32 id, __u32 value)
+{
+	tuple_hint_write(id & ~1U, value);
 }
 
 /* Writes the hint, unless the former one was taken. Reports whether it did. */

@@ -178,6 +178,39 @@ func TestOffloadHoldsWhereItHasOpened(t *testing.T) {
 	}
 }
 
+// A CPU that has forwarded a connection past the stack does not do so with the tuple's next one, of which another CPU has seen the
+// beginning, also if the plugin translates it.
+func TestOffloadEndsWhereItHasNotReopened(t *testing.T) {
+	testenv.Require(t, ingressDevice)
+	testenv.Require(t, twoCPUs)
+	h := newCacheHost(t)
+	for _, c := range []struct {
+		in, out string // before and after translation
+		opens   uint8
+		known   offload
+	}{
+		{forth, forth, syn, podToPod},
+		{"pod:4000 > remote:80", "pod:4000 > remote:80", syn, podToOutside},
+		{"remote:5000 > pod:80", "remote:5000 > pod:80", syn, outsideToPod},
+		{"remote:5000 > node:8080", "remote:5000 > pod:80", syn, outsideToPod},
+		{"remote:80 > node:20000", "remote:80 > pod:4000", synack, podToOutside},
+	} {
+		eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
+			ports, flows := []hostPort{{host: "any:8080", to: "pod:80"}}, []flow{snat("remote:80", "node:20000", "pod:4000").with(replied)}
+			testenv.Must(t, errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, ports, flows), h.offload(s, c.known)))
+			enter := func(verdict uint32, flag uint8) func() error {
+				return func() error { return h.enter(s, c.in, verdict, flags(flag)) }
+			}
+			testenv.Must(t, h.on(1, enter(verdictRedirect, ack)))
+			testenv.Must(t, h.on(1, enter(verdictRedirect, ack))) // as before
+			testenv.Must(t, h.on(0, func() error {
+				return errors.Join(enter(verdictNext, c.opens)(), h.offload(s, c.known.state(0)), h.observes(s, c.out))
+			}))
+			testenv.NoError(t, h.on(1, enter(verdictNext, ack)))
+		})
+	}
+}
+
 // A remote's RST or FIN with another number than the expected one may be forged, so it is not the first packet of its side.
 func TestOffloadDoesNotBeginWithAForgedEnd(t *testing.T) {
 	h := newCacheHost(t)

@@ -1,9 +1,12 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebpfnet/ebpfnet/bpf"
 	"github.com/ebpfnet/ebpfnet/loader"
@@ -68,4 +71,50 @@ func (n *network) wantNoAssuredOffloads(t *testing.T) {
 		})
 		return err
 	})
+}
+
+const brokenData = `table inet broken { counter data { }
+	chain pre { type filter hook prerouting priority 0; policy accept; tcp flags & psh == psh ct state invalid counter name data } }`
+
+// A connection that takes the port of an offloaded one that was reset a moment before begins in the stack on each CPU: otherwise conntrack
+// would miss its data, and rules against invalid packets would end it. Client and server may run on different CPUs.
+func TestPortsAreReopenedAtOnce(t *testing.T) {
+	testenv.Require(t, testenv.VisibleHooks)
+	n := newEstablishedNetwork(t)
+	a, web := n.AddPod(t, "a", nil), n.AddPod(t, "web", mapBoth(8080, 80))
+	forEachFamily(t, func(t *testing.T, f testenv.Family) {
+		n.service(t, f, f.Pod(web))
+		n.nodePort(t, f, web, true)
+		serve(t, web.Namespace, "tcp", at(f.Pod(web), 80))
+		serve(t, n.Outside, "tcp", at(f.Outside, 80))
+		paths := []path{
+			{"service", a.Namespace, web.Namespace, at(f.Pod(web), 80), at(serviceAddrs[f.Name], 80)},
+			{"node port", n.Outside, web.Namespace, at(f.Pod(web), 80), at(f.Node, nodePort)},
+		}
+		for _, p := range n.forwardedPaths(f, a, web) {
+			paths = append(paths, p.path)
+		}
+		for _, p := range paths {
+			t.Run(p.name, func(t *testing.T) { n.wantReopened(t, p) })
+		}
+	})
+}
+
+// wantReopened opens one connection after the other from the same port, and resets each while both ends' CPUs forward it past the
+// stack.
+func (n *network) wantReopened(t *testing.T, p path) {
+	t.Helper()
+	n.nft(t, "table inet broken {}; delete table inet broken; "+brokenData)
+	var local netip.AddrPort
+	for range workload(10, 40, 400) {
+		client := connect(t, p.client, "tcp", local, p.dial)
+		asking := testenv.Askers{client.KeepAsking(t, "the client", time.Millisecond)}
+		err := asking.More(uint64(testenv.OffloadRequests))
+		asking.Stop()
+		testenv.Must(t, errors.Join(err, client.Reset()))
+		local = client.Local()
+	}
+	if out := nft(t, n.node(), "list counter inet broken data"); !strings.Contains(out, "packets 0 ") {
+		t.Errorf("conntrack has missed data: %s", out)
+	}
 }
