@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -24,6 +25,9 @@ type Copy struct {
 	spec     *ebpf.CollectionSpec
 	programs map[string]*ebpf.Program
 }
+
+// copied are the programs that a copy has: those at devices with Ethernet do for all.
+var copied = []string{bpf.ProgFromContainer, bpf.ProgToContainer, bpf.ProgFromUplink, bpf.ProgToUplink, bpf.ProgToLoopback}
 
 // shared are the maps that the programs only read.
 var shared = []string{
@@ -47,7 +51,7 @@ func OpenCopy() (*Copy, error) {
 			"use the version that loaded them, or `ebpfnetctl upgrade`",
 			ErrIncompatible, BuildID(d.Config.Build), d.Config.Revision, BuildID(programs.Build), programs.Revision)
 	}
-	c := &Copy{Datapath: *d, All: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
+	c := &Copy{Datapath: *d, programs: map[string]*ebpf.Program{}}
 	if c.spec, err = programs.Spec(); err != nil {
 		return nil, err
 	}
@@ -59,7 +63,10 @@ func OpenCopy() (*Copy, error) {
 	if c.Live, err = d.openPinned(names); err != nil {
 		return nil, err
 	}
-	if err := c.create(); err != nil {
+	if err = c.create(); err == nil {
+		err = c.load()
+	}
+	if err != nil {
 		return nil, errors.Join(explain(err), c.Close())
 	}
 	return c, nil
@@ -92,6 +99,28 @@ func (c *Copy) create() error {
 	return nil
 }
 
+// load loads the programs at once: that takes a second or more, in which what the maps had already would age.
+func (c *Copy) load() error {
+	programs, errs := make([]*ebpf.Program, len(copied)), make([]error, len(copied))
+	var wait sync.WaitGroup
+	for i, name := range copied {
+		wait.Go(func() {
+			part, err := loadPart(c.spec, map[string]*ebpf.ProgramSpec{name: c.spec.Programs[name]}, c.All)
+			if err != nil {
+				errs[i] = fmt.Errorf("load a copy of %s: %w", name, err)
+				return
+			}
+			defer part.Close()
+			programs[i] = part.DetachProgram(name)
+		})
+	}
+	wait.Wait()
+	for i, name := range copied {
+		c.programs[name] = programs[i]
+	}
+	return errors.Join(errs...)
+}
+
 // Close removes the copy.
 func (c *Copy) Close() error {
 	var errs []error
@@ -106,15 +135,8 @@ func (c *Copy) Close() error {
 	return errors.Join(errs...)
 }
 
-// Run runs the copy of a program on a packet: see TestRun. It also returns the tag that the packet has afterwards.
+// Run runs the copy of a program on a packet: see TestRun. It also returns the tag that the packet has afterwards. The programs of
+// devices without Ethernet have no copy.
 func (c *Copy) Run(name string, p Packet) (verdict, tag uint32, frame []byte, err error) {
-	if c.programs[name] == nil {
-		part, err := loadPart(c.spec, map[string]*ebpf.ProgramSpec{name: c.spec.Programs[name]}, c.All)
-		if err != nil {
-			return 0, 0, nil, fmt.Errorf("load a copy of %s: %w", name, explain(err))
-		}
-		defer part.Close()
-		c.programs[name] = part.DetachProgram(name)
-	}
 	return TestRunTagged(c.programs[name], p)
 }

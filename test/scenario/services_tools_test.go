@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -47,11 +48,12 @@ func TestServicesAreVisible(t *testing.T) {
 }
 
 // wantTraced wants ebpfnetctl to say what becomes of a connection's packets past the stack, and of their replies: UDP must have
-// been there within seconds.
+// been there within seconds, so the client asks meanwhile.
 func (n *network) wantTraced(t *testing.T, client *testenv.Client, service netip.AddrPort, protocol string, all ...string) {
 	t.Helper()
+	asking := testenv.Askers{client.KeepAsking(t, "the client", 10*time.Millisecond)}
+	defer asking.Stop()
 	testenv.Eventually(t, "the trace", func() error {
-		testenv.Must(t, askOnce(t, client))
 		out := n.ctl(t, "trace", client.Local().String(), service.String()+"/"+protocol, "--reply")
 		for _, want := range append(all, "), then on the fast path") {
 			if !strings.Contains(out, want) {
