@@ -340,8 +340,8 @@ struct flow_bucket {
 };
 
 /*
- * tuple_notes: a hint about a tuple (tuple_hint.h). The upper half of the word is a hash of
- * the tuple, the lower half the hint. 0: none.
+ * tuple_notes: a hint about a tuple (tuple_hint.h). The upper half of the word has a hash of
+ * the tuple and the place's epoch, the lower half the hint.
  */
 #define TUPLE_HINTS 16384
 

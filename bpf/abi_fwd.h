@@ -96,7 +96,7 @@ struct fwd_entry {
 	 * and those after them.
 	 */
 	enum flow_kind flow_kind;
-	__u8 pad;
+	__u8 epoch; /* of the hint's place (tuple_hint.h) */
 };
 
 /*

@@ -267,11 +267,11 @@ static __noinline int bypass_from_uplink(struct __sk_buff *skb, struct packet *p
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
 	packet_translate(p, addr, port);
-	return redirect_to_endpoint(
-		skb, p, to,
-		unrecorded && p->decided.stack_cacheable && !p->decided.policies ? FWD_EVERY_TCP
-										 : 0,
-		unrecorded && packet_is_translated(p) ? p->decided.flow_kind : 0);
+	return redirect_to_endpoint(skb, p, to,
+				    unrecorded && p->decided.stack_cacheable && !p->decided.policies
+					    ? FWD_EVERY_TCP
+					    : 0,
+				    packet_is_translated(p) ? p->decided.flow_kind : 0);
 }
 
 /*
@@ -407,8 +407,7 @@ static __always_inline bool bypass_is_replied(struct __sk_buff *skb, const struc
 
 /*
  * Leaves a hint about the first TCP packet of its side that counts: once both sides have one, the connection may be
- * offloaded, and no CPU may take it for new (fwd_entry_is_new). The hint is taken already, so that no decision of the tuple's former
- * connection, which a CPU may still have, applies to this one.
+ * offloaded, and no CPU may take it for new (fwd_entry_is_new).
  */
 static __always_inline void bypass_hint_delivery(const struct packet *p, const struct connection *c,
 						 bool by_container)
@@ -416,8 +415,8 @@ static __always_inline void bypass_hint_delivery(const struct packet *p, const s
 	const struct ct_translation *t = ct_scratch_get();
 
 	if (p->protocol == IPPROTO_TCP && t)
-		tuple_hint_write_taken(c->ct ? tuple_id(&t->in) : p->id,
-				       by_container ? p->ack : packet_seq_end(p));
+		tuple_hint_begin(c->ct ? tuple_id(&t->in) : p->id,
+				 by_container ? p->ack : packet_seq_end(p));
 }
 
 /*

@@ -325,7 +325,7 @@ type DatapathFwdEntry struct {
 	SrcAddr   DatapathAddr
 	SrcPort   uint16
 	FlowKind  DatapathFlowKind
-	Pad       uint8
+	Epoch     uint8
 }
 
 type DatapathFwdFlags uint8

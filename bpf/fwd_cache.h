@@ -398,7 +398,7 @@ __noinline int fwd_cache_forward(struct __sk_buff *skb)
 	if (!p)
 		return NOT_HANDLED;
 	if (p->tcp_syn || p->tcp_synack)
-		tuple_hint_clear(p);
+		tuple_hint_reopen(p);
 	entry = fwd_cache_take(skb, p);
 	if (!entry)
 		return NOT_HANDLED;

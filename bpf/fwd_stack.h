@@ -13,14 +13,16 @@
 #define FWD_NEW_JIFFIES (config.cache_jiffies / 12)
 
 /*
- * Reports whether the connection is so new that no CPU can have offloaded it: that leaves a hint, under the tuple that the last hook sees.
+ * Reports whether the connection is so new that no CPU can have offloaded it: that begins an epoch of the tuple that the last hook sees.
  */
 static __always_inline bool fwd_entry_is_new(const struct fwd_entry *entry, const struct packet *p)
 {
+	__u32 id = entry->action == FWD_FLOW ? entry->flow.id : p->id;
+
 	return entry->flags & FWD_NEW && entry->budget &&
 	       (__u32)bpf_jiffies64() - entry->updated < FWD_NEW_JIFFIES &&
 	       (p->protocol != IPPROTO_TCP ||
-		!tuple_hint_exists(entry->action == FWD_FLOW ? entry->flow.id : p->id));
+		entry->epoch == tuple_hint_epoch(tuple_hint_load(id)));
 }
 
 /* Has the entry leave packets like p, whose tuple has the id, to the stack, if nothing but the plugin's maps can change that. */
@@ -108,6 +110,7 @@ static __always_inline bool fwd_cache_count(struct __sk_buff *skb, const struct 
 	fwd_entry_to_stack(entry, p, id);
 	entry->budget = budget;
 	entry->flags |= flags;
+	entry->epoch = tuple_hint_epoch(tuple_hint_load(id));
 	return !budget;
 }
 

@@ -136,20 +136,27 @@ static __always_inline void fwd_leave_hint(struct fwd_entry *entry, const struct
 	entry->hint_id = p->id;
 	if (!p->tcp_syn)
 		tuple_hint_write(entry->hint_id, fwd_hint_number(entry, p));
+	entry->epoch = tuple_hint_epoch(tuple_hint_load(entry->hint_id));
 }
 
 /*
  * Leaves a hint of p's number. Reports whether the former one was not taken, or p updates the flow: its reply to a FIN counts.
+ * In another epoch, the entry does not apply.
  */
 static __always_inline bool fwd_renew_hint(struct fwd_entry *entry, const struct packet *p)
 {
-	__u32 number = fwd_hint_number(entry, p);
+	__u64 former;
 
-	if (!entry->hint_id || tuple_hint_renew(entry->hint_id, number))
+	if (!entry->hint_id)
 		return true;
-	if (!entry->flow_kind)
+	former = tuple_hint_load(entry->hint_id);
+	if (tuple_hint_epoch(former) != entry->epoch)
 		return false;
-	entry->flags |= FWD_TRACK;
-	tuple_hint_write(entry->hint_id, number);
+	if (!(former & HINT_UNTAKEN)) {
+		if (!entry->flow_kind)
+			return false;
+		entry->flags |= FWD_TRACK;
+	}
+	tuple_hint_write(entry->hint_id, fwd_hint_number(entry, p));
 	return true;
 }

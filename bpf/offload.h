@@ -213,7 +213,7 @@ static __always_inline bool ct_record_bypass(struct __sk_buff *skb, const struct
 		return false;
 	*end = p->seq;
 	c->offload->slow[side] = false;
-	/* So that no other CPU takes the connection for new. */
+	/* A cached decision, which leaves hints, may come later. */
 	tuple_hint_write(p->id, offload_by_remote(skb, c) ? packet_seq_end(p) : p->ack);
 	return true;
 }

@@ -8,16 +8,23 @@
  *  - UDP: the stack has delivered a packet, unchanged; with another id: a packet that it has translated.
  *
  * A hint is one word, so it is read and written as a whole. Tuples share places, and
- * overwrite each other's hints. A SYN removes the tuple's hint, without which no CPU applies a decision
- * of the former connection (fwd_renew_hint), unless another tuple has the place.
+ * overwrite each other's hints. A place has an epoch, too, whose end voids the decisions of all CPUs about its
+ * tuples: a SYN ends it, because of those about the tuple's former connection, and so does the begin of an offload,
+ * because of those that take the connection for new.
  */
 #pragma once
 
 #include "maps.h"
 #include "tag.h"
 
-#define HINT_UNTAKEN	(1ULL << 32) /* the lowest bit of each id */
-#define CT_UDP_INTERVAL TICKS(5)     /* conntrack forgets UDP after 30 s at the earliest */
+/* The word: above these, the part of the id that the place does not tell; below, the hint. */
+#define HINT_VALID	(1ULL << 46)
+#define HINT_UNTAKEN	(1ULL << 45)
+#define HINT_EPOCH	(1ULL << 32)
+#define HINT_EPOCHS	(HINT_EPOCH * 0xff)
+#define CT_UDP_INTERVAL TICKS(5) /* conntrack forgets UDP after 30 s at the earliest */
+
+_Static_assert(TUPLE_HINTS == 1 << 14, "an id has 17 other bits");
 
 /* NULL only for the verifier. */
 static __always_inline volatile __u64 *tuple_hint_lookup(__u32 id)
@@ -27,39 +34,58 @@ static __always_inline volatile __u64 *tuple_hint_lookup(__u32 id)
 	return bpf_map_lookup_elem(&tuple_notes, &place);
 }
 
-static __always_inline void tuple_hint_write(__u32 id, __u32 value)
+/* Reports whether the word has a hint of the tuple with the id. */
+static __always_inline bool tuple_hint_is_of(__u64 word, __u32 id)
+{
+	return word >> 46 == (id >> 15 << 1 | 1);
+}
+
+/* Returns the word at the place of the tuple with the id: perhaps another tuple's. */
+static __always_inline __u64 tuple_hint_load(__u32 id)
 {
 	volatile __u64 *word = tuple_hint_lookup(id);
-	__u64 hint = (__u64)id << 32 | value;
 
-	if (word && *word != hint)
+	return word ? *word : 0;
+}
+
+/* Returns the epoch in a word. */
+static __always_inline __u8 tuple_hint_epoch(__u64 word)
+{
+	return word >> 32;
+}
+
+/* Writes the hint, and adds the number of epochs. */
+static __always_inline void tuple_hint_set(__u32 id, __u32 value, __u64 epochs)
+{
+	volatile __u64 *word = tuple_hint_lookup(id);
+	__u64 old, hint;
+
+	if (!word)
+		return;
+	old = *word;
+	hint = (__u64)(id >> 15) << 47 | HINT_VALID | HINT_UNTAKEN |
+	       ((old + epochs * HINT_EPOCH) & HINT_EPOCHS) | value;
+	if (old != hint)
 		*word = hint;
 }
 
-/* The same, but the hint is taken: until the next write, tuple_hint_renew fails. */
-static __always_inline void tuple_hint_write_taken(__u32 id, __u32 value)
+static __always_inline void tuple_hint_write(__u32 id, __u32 value)
 {
-	tuple_hint_write(id & ~1U, value);
+	tuple_hint_set(id, value, 0);
 }
 
-/* Writes the hint, unless the former one was taken. Reports whether it did. */
-static __always_inline bool tuple_hint_renew(__u32 id, __u32 value)
+/* The same, and begins an epoch. */
+static __always_inline void tuple_hint_begin(__u32 id, __u32 value)
 {
-	volatile __u64 *word = tuple_hint_lookup(id);
-
-	if (!word || !(*word & HINT_UNTAKEN))
-		return false;
-	tuple_hint_write(id, value);
-	return true;
+	tuple_hint_set(id, value, 1);
 }
 
-/* Returns the hint, as if it had not been taken, or 0 if there is none. */
+/* Returns the hint, taken or not, or 0 if there is none. */
 static __always_inline __u64 tuple_hint_get(__u32 id)
 {
-	volatile __u64 *word = tuple_hint_lookup(id);
-	__u64 hint = word ? *word | HINT_UNTAKEN : 0;
+	__u64 hint = tuple_hint_load(id);
 
-	return hint >> 32 == id ? hint : 0;
+	return tuple_hint_is_of(hint, id) ? hint : 0;
 }
 
 /* Returns the number in the hint, or other if there is none. */
@@ -72,7 +98,7 @@ static __always_inline __u32 tuple_hint_read(__u32 id, __u32 other)
 
 /*
  * Returns the number in the hint, or other if there is none. Marks the hint as taken: until the
- * next write, tuple_hint_renew fails.
+ * next write, cached decisions do not apply (fwd_renew_hint).
  */
 static __always_inline __u32 tuple_hint_take(__u32 id, __u32 other)
 {
@@ -82,19 +108,23 @@ static __always_inline __u32 tuple_hint_take(__u32 id, __u32 other)
 	if (!word)
 		return other;
 	hint = *word;
-	if ((hint | HINT_UNTAKEN) >> 32 != id)
+	if (!tuple_hint_is_of(hint, id))
 		return other;
 	*word = hint & ~HINT_UNTAKEN;
 	return hint;
 }
 
-/* Removes the hint of p, which opens a connection. */
-static __always_inline void tuple_hint_clear(const struct packet *p)
+/* Begins an epoch with p, which opens a connection, and removes the hint of the tuple. */
+static __always_inline void tuple_hint_reopen(const struct packet *p)
 {
 	volatile __u64 *word = tuple_hint_lookup(p->id);
+	__u64 old, epoch;
 
-	if (word && (*word | HINT_UNTAKEN) >> 32 == p->id)
-		*word = 0;
+	if (!word)
+		return;
+	old = *word;
+	epoch = (old + HINT_EPOCH) & HINT_EPOCHS;
+	*word = tuple_hint_is_of(old, p->id) ? epoch : (old & ~HINT_EPOCHS) | epoch;
 }
 
 /* Reports whether there is a hint of the tuple with the id: for TCP, the connection may have bypassed the stack. */

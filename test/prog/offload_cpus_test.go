@@ -179,7 +179,7 @@ func TestOffloadHoldsWhereItHasOpened(t *testing.T) {
 }
 
 // A CPU that has forwarded a connection past the stack does not do so with the tuple's next one, of which another CPU has seen the
-// beginning, also if the plugin translates it.
+// beginning, also if the plugin translates it, and if the other CPU forwards that past the stack.
 func TestOffloadEndsWhereItHasNotReopened(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	testenv.Require(t, twoCPUs)
@@ -203,10 +203,18 @@ func TestOffloadEndsWhereItHasNotReopened(t *testing.T) {
 			}
 			testenv.Must(t, h.on(1, enter(verdictRedirect, ack)))
 			testenv.Must(t, h.on(1, enter(verdictRedirect, ack))) // as before
+			begin, early := c.known.state(0), enter(verdictNext, ack)
 			testenv.Must(t, h.on(0, func() error {
-				return errors.Join(enter(verdictNext, c.opens)(), h.offload(s, c.known.state(0)), h.observes(s, c.out))
+				return errors.Join(enter(verdictNext, c.opens)(), h.offload(s, begin), h.observes(s, c.out))
 			}))
-			testenv.NoError(t, h.on(1, enter(verdictNext, ack)))
+			testenv.NoError(t, h.on(1, early))
+			testenv.Must(t, h.start(s, bpf.FastPathEstablished))
+			testenv.Must(t, errors.Join(h.fill(s, ports, flows), h.offload(s, c.known)))
+			testenv.Must(t, h.on(1, enter(verdictRedirect, ack)))
+			testenv.Must(t, h.on(0, func() error {
+				return errors.Join(enter(verdictNext, c.opens)(), h.offload(s, c.known), enter(verdictRedirect, ack)(), h.offload(s, begin))
+			}))
+			testenv.NoError(t, h.on(1, early))
 		})
 	}
 }
