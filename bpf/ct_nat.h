@@ -203,18 +203,6 @@ static __always_inline void ct_nat_remove(const struct ct_translation *t)
 		flow_remove();
 }
 
-/* Lets other flows replace the connection's FLOW_CT_NAT. The last ACK needs it, if no cached decision forwards that. */
-static __always_inline void ct_nat_close(const struct ct_translation *t)
-{
-	struct flow_args *args = flow_scratch_get();
-
-	if (!args || !ct_nat_lookup(t->reply ? &t->out : &t->in))
-		return;
-	args->new = args->flow;
-	args->new.state = FLOW_TIME_WAIT;
-	flow_insert();
-}
-
 /*
  * Redirects the packet in pkt_scratch, whose connection is in ct_scratch and offload_scratch, past the stack.
  * VERDICT_NEXT: by the stack.
@@ -253,10 +241,8 @@ __noinline int ct_nat_redirect(struct __sk_buff *skb)
 	packet_set_tuple(p, &t->in);
 	if (bypass_prepare(skb, p, &c))
 		return drop(skb, REASON_REWRITE);
-	if (!c.offload)
+	if (!offload_is_open(c.offload))
 		ct_nat_remove(t);
-	else if (!offload_is_open(c.offload))
-		ct_nat_close(t);
 	p->in_stack = false;
 	skb->tc_index = TAG_NONE;
 	verdict = to ? redirect_to_endpoint(skb, p, to, 0, 0) : VERDICT_NEXT;
