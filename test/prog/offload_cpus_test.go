@@ -151,70 +151,64 @@ func TestOffloadBeginsWithAnUpdate(t *testing.T) {
 	}
 }
 
-// A CPU that has seen a connection open does not leave it to the stack once another one has had it offloaded, also if the plugin
-// translates it.
+// openings are first packets of a side, of connections that are offloaded.
+var openings = []struct {
+	in, out string // before and after the plugin's translation
+	flags   uint8
+	known   offload
+	other   bpf.OffloadState // the other side's delivery
+}{
+	{forth, forth, syn, podToPod, 1},
+	{"pod:4000 > remote:80", "pod:4000 > remote:80", syn, podToOutside, 1},
+	{"remote:5000 > pod:80", "remote:5000 > pod:80", syn, outsideToPod, 1},
+	{"remote:5000 > node:8080", "remote:5000 > pod:80", syn, outsideToPod, 1},
+	{"remote:80 > node:20000", "remote:80 > pod:4000", synack, podToOutside, 2},
+}
+
+// startOpenings starts with what translates openings.
+func (h *cacheHost) startOpenings(s scene) error {
+	ports, flows := []hostPort{{host: "any:8080", to: "pod:80"}}, []flow{snat("remote:80", "node:20000", "pod:4000").with(replied)}
+	return errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, ports, flows))
+}
+
+// A CPU that has seen a connection open does not leave it to the stack once another one has had it offloaded.
 func TestOffloadHoldsWhereItHasOpened(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	testenv.Require(t, twoCPUs)
 	h := newCacheHost(t)
-	for _, c := range []struct {
-		in, out string // before and after translation
-		opens   uint8
-		known   offload // the other side's delivery
-	}{
-		{forth, forth, syn, podToPod.state(1)},
-		{"remote:5000 > pod:80", "remote:5000 > pod:80", syn, outsideToPod.state(1)},
-		{"remote:5000 > node:8080", "remote:5000 > pod:80", syn, outsideToPod.state(1)},
-		{"remote:80 > node:20000", "remote:80 > pod:4000", synack, podToOutside.state(2)},
-	} {
+	for _, c := range openings {
 		eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
-			ports, flows := []hostPort{{host: "any:8080", to: "pod:80"}}, []flow{snat("remote:80", "node:20000", "pod:4000").with(replied)}
-			testenv.Must(t, errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, ports, flows)))
+			testenv.Must(t, h.startOpenings(s))
 			testenv.NoError(t, h.on(1, func() error {
-				return errors.Join(h.enter(s, c.in, verdictNext, flags(c.opens)), h.enter(s, c.in, verdictNext, flags(ack)), h.offload(s, c.known),
-					h.on(0, func() error { return h.observes(s, c.out) }), h.wantKnown(s, both), h.enter(s, c.in, verdictRedirect, flags(ack)))
+				return errors.Join(h.enter(s, c.in, verdictNext, flags(c.flags)), h.enter(s, c.in, verdictNext, flags(ack)),
+					h.offload(s, c.known.state(c.other)), h.on(0, func() error { return h.observes(s, c.out) }), h.wantKnown(s, both),
+					h.enter(s, c.in, verdictRedirect, flags(ack)))
 			}))
 		})
 	}
 }
 
 // A CPU that has forwarded a connection past the stack does not do so with the tuple's next one, of which another CPU has seen the
-// beginning, also if the plugin translates it, and if the other CPU forwards that past the stack.
+// beginning: neither once the stack has delivered a packet of it, nor once the other CPU has forwarded one past the stack.
 func TestOffloadEndsWhereItHasNotReopened(t *testing.T) {
 	testenv.Require(t, ingressDevice)
 	testenv.Require(t, twoCPUs)
 	h := newCacheHost(t)
-	for _, c := range []struct {
-		in, out string // before and after translation
-		opens   uint8
-		known   offload
-	}{
-		{forth, forth, syn, podToPod},
-		{"pod:4000 > remote:80", "pod:4000 > remote:80", syn, podToOutside},
-		{"remote:5000 > pod:80", "remote:5000 > pod:80", syn, outsideToPod},
-		{"remote:5000 > node:8080", "remote:5000 > pod:80", syn, outsideToPod},
-		{"remote:80 > node:20000", "remote:80 > pod:4000", synack, podToOutside},
-	} {
+	for _, c := range openings {
 		eachScene(t, []proto{tcp}, func(t *testing.T, s scene) {
-			ports, flows := []hostPort{{host: "any:8080", to: "pod:80"}}, []flow{snat("remote:80", "node:20000", "pod:4000").with(replied)}
-			testenv.Must(t, errors.Join(h.start(s, bpf.FastPathEstablished), h.fill(s, ports, flows), h.offload(s, c.known)))
-			enter := func(verdict uint32, flag uint8) func() error {
-				return func() error { return h.enter(s, c.in, verdict, flags(flag)) }
+			enter := func(verdict uint32, flag uint8) error { return h.enter(s, c.in, verdict, flags(flag)) }
+			none := func() error { return h.offload(s, c.known.state(0)) }
+			for name, next := range map[string]func() error{
+				"delivered": func() error { return errors.Join(none(), h.observes(s, c.out)) },
+				"bypasses":  func() error { return errors.Join(enter(verdictRedirect, ack), none()) },
+			} {
+				testenv.Must(t, errors.Join(h.startOpenings(s), h.offload(s, c.known)))
+				testenv.Must(t, h.on(1, func() error { return enter(verdictRedirect, ack) }))
+				testenv.Must(t, h.on(0, func() error { return errors.Join(enter(verdictNext, c.flags), next()) }))
+				if err := h.on(1, func() error { return enter(verdictNext, ack) }); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
 			}
-			testenv.Must(t, h.on(1, enter(verdictRedirect, ack)))
-			testenv.Must(t, h.on(1, enter(verdictRedirect, ack))) // as before
-			begin, early := c.known.state(0), enter(verdictNext, ack)
-			testenv.Must(t, h.on(0, func() error {
-				return errors.Join(enter(verdictNext, c.opens)(), h.offload(s, begin), h.observes(s, c.out))
-			}))
-			testenv.NoError(t, h.on(1, early))
-			testenv.Must(t, h.start(s, bpf.FastPathEstablished))
-			testenv.Must(t, errors.Join(h.fill(s, ports, flows), h.offload(s, c.known)))
-			testenv.Must(t, h.on(1, enter(verdictRedirect, ack)))
-			testenv.Must(t, h.on(0, func() error {
-				return errors.Join(enter(verdictNext, c.opens)(), h.offload(s, c.known), enter(verdictRedirect, ack)(), h.offload(s, begin))
-			}))
-			testenv.NoError(t, h.on(1, early))
 		})
 	}
 }
